@@ -66,7 +66,7 @@ HOW = """\
 
 def main() -> None:
     """Write the page, and end with status 1 where a failure has no explanation."""
-    keep_what_cannot_run()
+    record_missing_interpreters()
     records = read_records()
     PAGE.write_text(make_page(records))
     run = [record for record in records.values() if "not_run" not in record]
@@ -76,7 +76,7 @@ def main() -> None:
     raise SystemExit(bool(unexplained))
 
 
-def keep_what_cannot_run() -> None:
+def record_missing_interpreters() -> None:
     """Keep a record of each cell that was never run because its interpreter is not there."""
     missing = [python for python in PYTHONS if not has_interpreter(python)]
     recorded = read_records()
@@ -126,7 +126,7 @@ def make_page(records: dict[str, Record]) -> str:
         text += "\n### Failures without an explanation\n\n" + table(
             ("cell", "test"), ((r["cell"], f"`{test}`" if test else r["ended"]) for r, test in others)
         )
-    return text + "\n" + HOW.format(files=len(SAMPLE), when=when_and_what(run))
+    return text + "\n" + HOW.format(files=len(SAMPLE), when=days_and_commits(run))
 
 
 def opening(records: dict[str, Record]) -> str:
@@ -204,7 +204,7 @@ def known_table(reasons: Counter[Known]) -> str:
     )
 
 
-def when_and_what(run: list[Record]) -> str:
+def days_and_commits(run: list[Record]) -> str:
     """Say on which days and at which commits the cells were run."""
     days = sorted({r["date"] for r in run})
     commits = sorted({r["commit"] for r in run})

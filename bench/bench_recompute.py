@@ -73,7 +73,7 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
-def _bytes_kept(step: TrainingStep, workload: Workload) -> int:
+def _saved_bytes(step: TrainingStep, workload: Workload) -> int:
     """Bytes that autograd holds between forward and backward."""
     module = workload.module
     with saved_for_backward(*module.parameters(), *module.buffers(), *workload.batch) as kept:
@@ -89,7 +89,7 @@ def test_recompute(
 ) -> None:
     ways = {name: way for name, way in _WAYS.items() if way.backend in backends}
     steps = {name: way.step(workload) for name, way in ways.items()}
-    kept = {name: _bytes_kept(step, step.workload) for name, step in steps.items()}
+    kept = {name: _saved_bytes(step, step.workload) for name, step in steps.items()}
     timings = run_interleaved(benchmark, steps, SUBJECT, _ROUNDS)
     rows = []
     for name in steps:

@@ -355,7 +355,7 @@ def test_reset_forgets_the_sessions() -> None:
         ({"mode": "debgu"}, "UnknownModeError", "did you mean 'debug'"),
     ],
 )
-def test_bad_options_are_refused_with_what_would_do(kwargs: Any, error: str, message: str) -> None:
+def test_bad_options_are_refused_with_the_nearest_valid_ones(kwargs: Any, error: str, message: str) -> None:
     function = torch.compile(lambda x: x + 1, backend="ort_train", **kwargs)
     with pytest.raises(BackendCompilerFailed, match=error) as caught:
         function(torch.ones(2))

@@ -94,7 +94,7 @@ class InputMaker:
         if "input_ids" in self._names and ("input_ids" in self._required or not made or _TEXTUAL.search(self._head)):
             made |= self._texts(variant.masked)
         made |= self._series() if "past_values" in self._names else {}
-        made |= self._whatever_is_required(made, variant)
+        made |= self._required_rest(made, variant)
         if variant.labelled:
             made |= self._labels(made)
         return made
@@ -210,7 +210,7 @@ class InputMaker:
             made["past_observed_mask"] = torch.ones(self._batch, length, *wide)
         return made
 
-    def _whatever_is_required(self, made: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
+    def _required_rest(self, made: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
         width = _find(self._config, "hidden_size") or 32
         more: dict[str, Any] = {}
         unlabelled = "decoder_input_ids" in self._names and not (variant.labelled and "labels" in self._names)

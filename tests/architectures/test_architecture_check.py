@@ -24,7 +24,7 @@ def test_inputs_are_found_that_fit(model_type: str, inputs: str) -> None:
     assert str(build(model_type).variant) == inputs
 
 
-def test_what_no_inputs_fit_is_not_built() -> None:
+def test_model_without_its_library_is_reported_as_not_built() -> None:
     with pytest.raises(NotBuiltError):
         build("dinat")  # needs a library that is not installed
 

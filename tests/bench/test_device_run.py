@@ -139,7 +139,7 @@ def test_the_status_is_that_of_the_worst_case(kinds: list[str], bad: bool) -> No
     assert device.is_bad([{"part": "one", "kind": kind} for kind in kinds]) == bad
 
 
-def test_what_was_wrong_comes_first_and_the_table_counts() -> None:
+def test_faults_come_first_and_the_table_counts_all() -> None:
     records = [
         {"part": "facts", "name": "Clip", "kind": "right", "detail": "", "found": {"found": "1"}, "took": 1.0},
         {"part": "facts", "name": "Relu", "kind": "right", "detail": "", "found": {"found": "1", "expected": "1"}},

@@ -45,7 +45,7 @@ def in_thread(lock: Path, made: Path) -> tuple[threading.Thread, list[bool]]:
     return thread, found
 
 
-def test_whoever_waits_finds_what_was_made(tmp_path: Path) -> None:
+def test_waiting_threads_find_the_built_entry(tmp_path: Path) -> None:
     lock, made = tmp_path / "lock", tmp_path / "made"
     with build_lock(lock, made.exists):
         others = [in_thread(lock, made) for _ in range(3)]
@@ -109,7 +109,7 @@ def test_a_lock_that_was_left_behind_is_nobody_s(tmp_path: Path) -> None:
     assert not lock.exists()
 
 
-def test_what_the_body_raises_frees_the_lock(tmp_path: Path) -> None:
+def test_exception_releases_the_lock(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with pytest.raises(ValueError, match="the compile failed"), build_lock(lock, lambda: False):
         raise ValueError("the compile failed")

@@ -59,7 +59,7 @@ def test_an_input_that_the_model_lacks_stays_one_that_it_lacks() -> None:
 
 
 @pytest.mark.parametrize("role", ["forward", "backward"])
-def test_what_was_built_comes_back(role: str) -> None:
+def test_packed_island_unpacks_to_an_equal_one(role: str) -> None:
     before = built(role)
     after = unpack(pack(before, KEY), KEY, "another", spec(role))
     assert after == dataclasses.replace(before, name="another")

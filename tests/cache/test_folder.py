@@ -19,7 +19,7 @@ def folder(path: Path, max_bytes: int = 1 << 20) -> CacheFolder:
     return CacheFolder(path / "cache", max_bytes)
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_written_entries_are_read_back(tmp_path: Path) -> None:
     made = folder(tmp_path)
     assert made.read(KEY) is None
     assert made.entries() == []
@@ -49,7 +49,7 @@ def test_a_file_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
     assert made.entries() == []
 
 
-def test_what_nobody_finished_goes_when_it_is_old(tmp_path: Path) -> None:
+def test_old_unfinished_files_are_removed(tmp_path: Path) -> None:
     made = folder(tmp_path)
     made.write(KEY, b"one")
     old, new = made.path / ".unfinished-1", made.path / ".unfinished-2"

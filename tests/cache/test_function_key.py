@@ -87,6 +87,6 @@ def test_functions_that_call_each_other_are_spelled() -> None:
     ],
     ids=["tensor", "object", "module", "import", "class", "bound method"],
 )
-def test_what_has_no_spelling_is_refused(function: Callable[..., Any]) -> None:
+def test_function_that_cannot_be_serialized_has_no_key(function: Callable[..., Any]) -> None:
     with pytest.raises(NotKeyableError):
         spell_function(function)

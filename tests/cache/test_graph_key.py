@@ -90,7 +90,7 @@ def test_keys_are_the_same_in_every_process() -> None:
     assert outputs == {f"{key(lambda a, b: a - b)}\n"}
 
 
-def test_what_cannot_be_spelled_has_no_key() -> None:
+def test_graph_with_an_unknown_value_has_no_key() -> None:
     gm = trace(lambda a, b: a - b)
     node = next(n for n in gm.graph.nodes if n.op == "call_function")
     node.meta["val"] = object()

@@ -19,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheFolder:
     return CacheFolder(tmp_path / "cache", 800).kernels()
 
 
-def test_what_is_stored_is_loaded(folder: CacheFolder, tmp_path: Path) -> None:
+def test_stored_kernel_is_loaded(folder: CacheFolder, tmp_path: Path) -> None:
     files = KernelFiles(folder)
     assert files.load(KEY) is None
     files.store(KEY, b"a kernel")

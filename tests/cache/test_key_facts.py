@@ -139,7 +139,7 @@ def test_a_guard_that_nothing_asks_for_does_not() -> None:
     assert made((), "cut", 8, 12, 6) == made(("n > 0", "n < 100"), "cut", 8, 12, 6)
 
 
-def test_what_is_known_of_a_size_that_depends_on_data_enters() -> None:
+def test_facts_about_data_dependent_sizes_change_the_key() -> None:
     def function(checked: bool, x: torch.Tensor, count: torch.Tensor) -> Any:
         n = count.item()
         if checked:
@@ -172,7 +172,7 @@ def test_branches_of_a_condition_enter() -> None:
     assert key != guarded_key
 
 
-def test_what_no_node_recorded_makes_a_graph_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_with_an_unrecorded_size_guard_is_not_keyable(monkeypatch: pytest.MonkeyPatch) -> None:
     gm = trace((), "floor", 8, 12, 6)
     target = find_target("cpu")
     segmented = segment(gm, partial(refusal, target=target), CPU)
@@ -208,7 +208,7 @@ def test_a_divisor_that_may_be_zero_takes_no_session_of_one_that_may_not() -> No
         second(x, 0)
 
 
-def test_functions_alike_share_a_session_whatever_their_examples() -> None:
+def test_equal_functions_share_a_session_for_different_example_sizes() -> None:
     def first(x: torch.Tensor, n: int) -> torch.Tensor:
         return (x * n).sum(0) // 3
 
@@ -223,7 +223,7 @@ def test_functions_alike_share_a_session_whatever_their_examples() -> None:
     assert CACHE.hits == before + 1
 
 
-def test_the_door_answers_what_torch_answers() -> None:
+def test_known_true_agrees_with_torch() -> None:
     size = symbolic_shapes.ShapeEnv().create_unbacked_symint()
     torch._check(size >= 3)
     assert known_true(size > 2) == symbolic_shapes.statically_known_true(size > 2)

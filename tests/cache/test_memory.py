@@ -60,7 +60,7 @@ def test_a_key_is_made_once() -> None:
     assert (cache.hits, cache.misses, len(cache)) == (1, 1, 1)
 
 
-def test_without_a_key_nothing_is_kept() -> None:
+def test_value_without_a_key_is_not_cached() -> None:
     cache: MemoryCache[str] = MemoryCache()
     assert [cache.get_or_build(None, lambda: "A") for _ in range(2)] == ["A", "A"]
     assert (cache.hits, cache.misses, len(cache)) == (0, 0, 0)
@@ -86,7 +86,7 @@ def test_bytes_are_bounded_and_counted() -> None:
     assert cache.nbytes == 0
 
 
-def test_what_is_not_to_be_kept_is_made_for_each() -> None:
+def test_value_that_keep_rejects_is_built_for_each_caller() -> None:
     cache: MemoryCache[str] = MemoryCache(keep=lambda value: value != "mine")
     assert cache.get_or_build("a", lambda: "mine") == "mine"
     assert cache.get_or_build("a", lambda: "shared") == "shared"
@@ -122,7 +122,7 @@ def test_another_key_does_not_wait() -> None:
     finish(thread)
 
 
-def test_clear_forgets_what_is_being_made() -> None:
+def test_clear_discards_a_build_in_progress() -> None:
     cache: MemoryCache[str] = MemoryCache()
     old, new = Making("old"), Making("new")
     first, made = start(lambda: cache.get_or_build("a", old))
@@ -152,7 +152,7 @@ def test_clear_leaves_nothing_behind() -> None:
     assert made_anew(cache, "a") == "again"
 
 
-def test_what_raises_leaves_nothing_and_others_try_themselves() -> None:
+def test_failed_build_is_not_cached_and_waiters_build_themselves() -> None:
     cache: MemoryCache[str] = MemoryCache(max_entries=1)
     making = Making("")
     errors: list[str] = []

@@ -119,7 +119,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name == "ort_dynamo.cache.disk"]
 
 
-def test_a_second_process_reads_what_the_first_built_and_trains_the_same(tmp_path: Path) -> None:
+def test_second_process_reads_the_first_ones_entries_and_trains_the_same(tmp_path: Path) -> None:
     first = ended(started(tmp_path / "cache", PYTHONHASHSEED="1"))
     (tmp_path / "elsewhere").mkdir()
     renamed = PROGRAM.replace("model", "network").replace("step", "call").replace("loss", "value")
@@ -289,7 +289,7 @@ def swapped(file: Path) -> None:
         (piped, "refused", "it is not a regular file"),
     ],
 )
-def test_what_is_no_entry_is_a_miss_with_one_warning(
+def test_invalid_entry_is_a_miss_with_one_warning(
     place: Path, caplog: pytest.LogCaptureFixture, spoil: Any, miss: str, reason: str
 ) -> None:
     first = step()
@@ -310,7 +310,7 @@ def test_a_folder_that_others_can_write_is_not_used(place: Path, caplog: pytest.
     assert all("can be written by other users" in text for text in said(caplog))
 
 
-def test_what_cannot_be_written_is_not_kept(
+def test_full_disk_leaves_no_entry_and_one_warning(
     place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
@@ -398,7 +398,7 @@ def test_an_option_with_another_value_is_an_error(options: dict[str, Any]) -> No
         parse_options(None, options)
 
 
-def test_the_size_bounds_what_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_size_bounds_the_entries(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step()
     largest = max(file.stat().st_size for file in files(place))
     monkeypatch.setenv("ORT_DYNAMO_CACHE_SIZE", str(largest + 100))

@@ -83,7 +83,7 @@ def test_a_second_process_traces_nothing_and_trains_the_same(tmp_path: Path) -> 
     assert "compiles 2, graphs 4, islands 4 (4 from the cache)" in second["summary"]
 
 
-def test_what_torch_runs_by_choice_is_found_again_as_well(tmp_path: Path) -> None:
+def test_graph_with_operators_placed_in_torch_is_a_cache_hit(tmp_path: Path) -> None:
     first, second = ran(tmp_path, "fastest"), ran(tmp_path, "fastest")
     assert second["torch"]["autograd_cache_hit"] == 2
     assert first["losses"] == second["losses"]
@@ -186,7 +186,7 @@ def several(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return z, z.t(), z[0], x.expand(2, *x.shape), z.detach() + 1, torch.arange(3)
 
 
-def drawn(x: Tensor, y: Tensor) -> Tensor:
+def dropout_and_noise(x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.dropout(x, 0.5) * torch.rand_like(y)
 
 
@@ -202,8 +202,8 @@ X, Y = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)), torch.eye(
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("function", [written, several, drawn, in_eager, branching])
-def test_what_is_read_computes_the_same(place: Path, function: Callable[..., Any], dynamic: bool) -> None:
+@pytest.mark.parametrize("function", [written, several, dropout_and_noise, in_eager, branching])
+def test_graph_read_from_the_cache_computes_the_same(place: Path, function: Callable[..., Any], dynamic: bool) -> None:
     y = Y if function is not written else Y.to(torch.int64)
     first = outcome(function, X, y, dynamic=dynamic)
     before = [(graph.role, graph.native, graph.eager) for record in RECORDS for graph in record.graphs]
@@ -214,7 +214,7 @@ def test_what_is_read_computes_the_same(place: Path, function: Callable[..., Any
     assert [(graph.role, graph.native, graph.eager) for record in RECORDS for graph in record.graphs] == before
 
 
-def test_what_stays_in_eager_is_said_again(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_cache_hit_logs_eager_operators_again(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     outcome(in_eager, X, Y)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
@@ -314,7 +314,7 @@ def test_passes_and_lowerings_of_a_program_are_seen(place: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"debug": {"verify": True}}, {"debug": {"trace_cache": False}}, {"cache": False}], ids=str
 )
-def test_what_is_looked_at_or_switched_off_is_not_kept(place: Path, options: dict[str, Any]) -> None:
+def test_verified_or_uncached_compile_is_not_stored(place: Path, options: dict[str, Any]) -> None:
     outcome(Small, torch.ones(3, 4), options=options)
     outcome(Small, torch.ones(3, 4), options=options)
     assert hits() == (0, 0)
@@ -341,7 +341,7 @@ def test_a_number_that_was_taken_for_a_constant_is_not_taken_for_another(place: 
         assert [one.tolist() for one in found] == [[1 + number] * 2, [number] * 2]
 
 
-def test_saved_models_are_written_where_results_are_kept(place: Path, tmp_path: Path) -> None:
+def test_save_onnx_writes_the_models_of_a_cached_graph(place: Path, tmp_path: Path) -> None:
     outcome(Small, torch.ones(3, 4))
     outcome(Small, torch.ones(3, 4), options={"save_onnx": str(tmp_path / "saved")})
     assert len(list((tmp_path / "saved").glob("*.onnx"))) >= 2
@@ -439,7 +439,7 @@ def test_dynamos_precompile_finds_the_islands_or_compiles_anew(tmp_path: Path) -
     assert without["losses"] == first["losses"]
 
 
-def test_unasked_results_are_kept_from_a_size_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_trace_cache_stores_only_large_graphs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ORT_DYNAMO_TRACE_CACHE")
     monkeypatch.setattr(trace_cache, "_seen", 0)
     monkeypatch.setattr(trace_cache, "WORTH_IT", 15)

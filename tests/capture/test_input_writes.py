@@ -65,7 +65,7 @@ def counting(write: Callable[[torch.Tensor, torch.Tensor], None], forward_writes
 
 @pytest.mark.parametrize("forward_writes", [True, False])
 @pytest.mark.parametrize("write", WRITES, ids=lambda f: f.__name__)
-def test_an_input_holds_what_forward_and_backward_each_leave_in_it(
+def test_input_holds_the_writes_of_the_forward_and_of_the_backward(
     write: Callable[[torch.Tensor, torch.Tensor], None], forward_writes: bool
 ) -> None:
     function = counting(write, forward_writes)

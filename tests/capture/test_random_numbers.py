@@ -48,7 +48,7 @@ def given_to_a_function(x: torch.Tensor) -> Any:
     [in_every_dtype, among_integers_and_bools, out_of_the_graph, several_and_integers, given_to_a_function],
     ids=lambda f: f.__name__,
 )
-def test_drawn_numbers_have_eagers_values_and_results_eagers_dtypes(function: Callable[[torch.Tensor], Any]) -> None:
+def test_random_numbers_have_eagers_values_and_results_eagers_dtypes(function: Callable[[torch.Tensor], Any]) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="ort_train")
     for seed in range(3):

@@ -31,6 +31,6 @@ def test_a_node_on_the_cpu_and_a_copy_are_seen() -> None:
     assert not found.is_whole
 
 
-def test_what_never_came_to_a_placement_is_not_whole() -> None:
+def test_log_without_a_placement_is_not_whole() -> None:
     assert not read_log("ImportError: libcudart.so.13").is_whole
     assert not read_log(WHOLE.replace("CUDA", "CPU")).is_whole

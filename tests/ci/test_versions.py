@@ -51,7 +51,7 @@ def test_the_versions_that_are_said_to_be_tested_are_those_of_the_matrix() -> No
     assert release(NEWEST_TESTED) == max(release(runtime.split("==")[1]) for runtime in RUNTIMES)
 
 
-def test_the_sample_names_what_there_is() -> None:
+def test_the_sample_names_existing_files() -> None:
     assert [name for name in SAMPLE if not (ROOT / name.split("::")[0]).exists()] == []
 
 
@@ -83,7 +83,7 @@ def record_of(cell: Cell, **changed: object) -> dict[str, object]:
     return {"cell": cell.name, "python": "3.11.7", "versions": {**versions, name: version}, **plain, **changed}
 
 
-def test_the_page_says_what_failed_without_a_reason_and_what_was_not_run() -> None:
+def test_the_page_lists_unexplained_failures_and_cells_that_were_not_run() -> None:
     page = make_page({CELLS[0].name: record_of(CELLS[0], failed=["tests/test_a.py::test_b"])})
     assert "7 passed, **1 failed**" in page
     assert f"| {CELLS[0].name} | `tests/test_a.py::test_b` |" in page
@@ -130,7 +130,7 @@ def test_a_suite_is_counted_and_its_failures_are_named_as_pytest_takes_them(tmp_
     assert run_suite([sys.executable, "-m", "pytest"], ["none.py"], 1, tmp_path).ended == "pytest ended with status 4"
 
 
-def test_changes_are_what_is_installed_otherwise_than_pinned() -> None:
+def test_changes_compare_installed_with_pinned_versions() -> None:
     pinned = {"onnx": "1", "torch": "2", "nvidia-x": "3", "not-here": "4"}
     changes = compare(pinned, {"onnx": "1", "torch": "2.1", "nvidia-x": "3.1", "new": "5"})
     assert changes == {"torch": ("2", "2.1"), "nvidia-x": ("3", "3.1"), "new": (None, "5")}
@@ -139,6 +139,6 @@ def test_changes_are_what_is_installed_otherwise_than_pinned() -> None:
 
 
 @pytest.mark.parametrize("script", ["run_cell.py", "try_fresh.py"])
-def test_the_scripts_say_what_they_do(script: str) -> None:
+def test_the_scripts_print_their_usage(script: str) -> None:
     command = [sys.executable, str(ROOT / ".ci" / script), "--help"]
     assert "usage" in subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -87,7 +87,7 @@ def test_list_names_the_last_used_first(filled: Path, capsys: pytest.CaptureFixt
     assert first.stat().st_mtime == 1_000_000_000
 
 
-def test_verify_finds_and_removes_what_is_damaged(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_finds_and_removes_damaged_entries(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "verify"]) == 0
     assert capsys.readouterr().out == "2 entries, 0 damaged\n"
     first, second = sorted(filled.glob(f"*{SUFFIX}"))
@@ -113,7 +113,7 @@ def test_clear_removes_all(filled: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert list(filled.iterdir()) == [kernels.path]
 
 
-def test_clear_removes_what_was_not_used_for_days(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clear_removes_files_unused_for_days(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = sorted(filled.glob(f"*{SUFFIX}"))
     yesterday = time.time() - 30 * 3600
     os.utime(old, (yesterday, yesterday))
@@ -139,7 +139,7 @@ def test_a_folder_of_others_is_not_touched(filled: Path, capsys: pytest.CaptureF
     assert len(list(filled.iterdir())) == 2
 
 
-def test_warm_runs_a_program_and_says_what_it_found(place: Path, script: Path) -> None:
+def test_warm_runs_a_program_and_counts_cache_hits(place: Path, script: Path) -> None:
     def warm(*arguments: str) -> tuple[int, list[str]]:
         done = subprocess.run(
             [sys.executable, "-m", "ort_dynamo", "cache", "warm", str(script), *arguments],

@@ -38,7 +38,7 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(status, output.getvalue(), folder)
 
 
-def test_a_short_run_succeeds_and_says_what_it_did_not_check(short_run: Run) -> None:
+def test_a_short_run_succeeds_and_lists_unchecked_requirements(short_run: Run) -> None:
     assert short_run.status == 0, short_run.output
     assert "NOT OK" not in short_run.output
     assert short_run.output.count("(needs 20 steps)") == 2

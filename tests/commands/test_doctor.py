@@ -75,7 +75,7 @@ def test_nothing_is_wrong_where_all_fits(facts: Facts) -> None:
     assert "Nothing is wrong." in as_text(facts, ())
 
 
-def test_several_distributions_are_one_fault_whatever_they_break() -> None:
+def test_several_distributions_are_one_fault() -> None:
     both = (("onnxruntime", "1.31.1"), ("onnxruntime-gpu", "1.31.1"))
     what, fix, is_fault = only(replace(CUDA, runtime=replace(STOCK, distributions=both)))
     assert is_fault
@@ -131,7 +131,7 @@ def test_a_device_without_a_provider_is_a_fault() -> None:
     assert fix == "pip uninstall -y onnxruntime && pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]>=1.28'"
 
 
-def test_a_provider_for_other_libraries_is_a_fault_and_its_trial_no_second() -> None:
+def test_a_provider_for_other_libraries_is_one_fault_even_if_its_probe_fails() -> None:
     facts = replace(CUDA, runtime=TRAINING, probes=(Probe("cpu", ""), Probe("cuda", "it falls back")))
     what, fix, is_fault = only(facts)
     assert is_fault
@@ -147,7 +147,7 @@ def test_a_provider_that_fails_with_all_its_libraries_is_a_fault() -> None:
     assert "update the driver" in fix
 
 
-def test_what_only_explains_is_no_fault() -> None:
+def test_torch_without_cuda_is_explained_and_no_fault() -> None:
     what, _, is_fault = only(replace(CUDA, devices=(), probes=(Probe("cpu", ""),)))
     assert (what, is_fault) == ("torch 2.13.0+cu130 is built for CUDA 13.0, but sees no CUDA device.", False)
     what, fix, is_fault = only(replace(CPU, runtime=GPU))
@@ -217,16 +217,16 @@ def test_json_says_the_same() -> None:
         (-6, "", "first\nterminate called\n", "its process ended with status -6, terminate called"),
     ],
 )
-def test_a_trials_process_is_understood(status: int, out: str, err: str, said: str) -> None:
+def test_a_probes_exit_status_and_output_are_explained(status: int, out: str, err: str, said: str) -> None:
     assert gather.explain(status, out, err) == said
 
 
-def test_a_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "_SECONDS", 0.01)
     assert gather.try_device("cpu") == Probe("cpu", "it does not end within 0.01 seconds")
 
 
-def test_a_trial_of_what_is_not_there_says_so() -> None:
+def test_a_probe_of_a_missing_device_gives_a_reason() -> None:
     if torch.cuda.is_available():
         pytest.skip("it may be there")
     assert gather.try_device("cuda").said

@@ -49,7 +49,7 @@ class Network(nn.Module):
         return self.down(F.gelu(self.up(self.norm(x)))).sum()
 
 
-def test_a_record_names_each_pass_in_order_with_what_is_kept() -> None:
+def test_a_record_lists_the_passes_in_order_and_the_memory_plan() -> None:
     model, x, options = Network(), torch.randn(3, 4), {"recompute_plan": "gelu", "debug": {"verify": True}}
     (record,) = partitioned(model, x, **options)
     assert [one.name.split("(")[0] for one in record.passes] == [

@@ -66,7 +66,7 @@ def test_there_are_no_more_sections_than_asked_for() -> None:
     assert len(graph.islands) == 2
 
 
-def test_what_a_section_was_last_to_read_is_freed_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_section_frees_its_last_read_tensors_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[weakref.ref[Tensor]] = []  # by the section before
     left: list[int] = []
     session_code = compiled_graph.session_code
@@ -116,6 +116,6 @@ def test_ranks_that_compare_do_not_cut_by_an_example(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("given", [0, -1, 2.0, True, "8"])
-def test_what_is_no_number_of_sections_is_refused(given: Any) -> None:
+def test_invalid_number_of_sections_is_refused(given: Any) -> None:
     with pytest.raises(InvalidOptionError, match="backward_sections"):
         parse_options(None, {"backward_sections": given})

@@ -259,7 +259,7 @@ def onnx_bfloat16() -> Any:
     return bound_dtypes(node, {"x": onnx.TensorProto.BFLOAT16, "y": onnx.TensorProto.BFLOAT16})["T"]
 
 
-def test_what_the_cpu_cannot_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cpu_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = find_target("cpu")
     kernels = {key: kernel for key, kernel in cpu.kernels.items() if key != ("", "Sin")}
     monkeypatch.setattr(cuda_forms_module, "find_target", lambda _: dataclasses.replace(cpu, kernels=kernels))

@@ -49,7 +49,7 @@ def loss(logits: Tensor, index: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [looked_up, loss])
-def test_checked_indices_take_what_cuda_has(function: Callable[..., Tensor]) -> None:
+def test_checked_indices_use_only_operators_with_cuda_kernels(function: Callable[..., Tensor]) -> None:
     table, index = torch.randn(4, 3, requires_grad=True), torch.tensor([[0, 1, 2]] * 4)
     with compiled_for(STOCK) as (backend, found):
         torch.compile(function, backend=backend, fullgraph=True)(table, index)
@@ -68,7 +68,7 @@ def test_checked_indices_take_what_cuda_has(function: Callable[..., Tensor]) -> 
         lambda x: (x[x > 0] * 2).mean(),
     ],
 )
-def test_no_session_reduces_what_may_be_nothing(function: Callable[..., Tensor]) -> None:
+def test_possibly_empty_tensors_are_not_reduced_in_a_session(function: Callable[..., Tensor]) -> None:
     patched: Any = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
     with patched, compiled_for(STOCK) as (backend, found):
         torch.compile(function, backend=backend, fullgraph=True)(torch.randn(4, 3))
@@ -76,7 +76,7 @@ def test_no_session_reduces_what_may_be_nothing(function: Callable[..., Tensor])
     assert not any(op_type.startswith("Reduce") or op_type == "Trilu" for op_type in used)
 
 
-def test_what_has_elements_is_reduced_in_a_session() -> None:
+def test_nonempty_tensors_are_reduced_in_a_session() -> None:
     with compiled_for(STOCK, placement="onnxruntime") as (backend, found):
         torch.compile(lambda x: x.sum(1) + 1, backend=backend, fullgraph=True, dynamic=True)(torch.randn(4, 3))
     assert not found.eager

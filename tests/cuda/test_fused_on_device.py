@@ -141,5 +141,5 @@ def test_a_session_waits_for_its_stream_and_is_waited_for() -> None:
 
 
 @pytest.mark.cuda
-def test_the_trial_of_kernels_finds_nothing_wrong() -> None:
+def test_the_kernel_probe_succeeds() -> None:
     assert kernels_work(CacheOptions())

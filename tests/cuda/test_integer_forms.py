@@ -135,7 +135,7 @@ def test_labels_are_padded_within_one_session() -> None:
     assert not eager_reasons()
 
 
-def test_what_only_a_kernel_computes_stays_in_eager_without_one() -> None:
+def test_integer_operator_without_a_kernel_runs_in_eager() -> None:
     counters.clear()
     with cuda_forms(fused=True):
         nothing = torch.zeros(0, 3, dtype=torch.int64)

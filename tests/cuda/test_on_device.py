@@ -38,7 +38,7 @@ def late(x: Tensor) -> Tensor:
     return y.copy_(x)
 
 
-def overwrite_what_is_free(like: Tensor) -> None:
+def overwrite_free_memory(like: Tensor) -> None:
     """Take what the allocator has of a tensor's size, and fill it: a tensor that was freed too early becomes NaN."""
     for _ in range(4):
         torch.full_like(like, NAN)
@@ -82,7 +82,7 @@ def test_a_session_of_the_default_stream_serves_another() -> None:
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         result = step(late(x)) * 2
-        overwrite_what_is_free(x)
+        overwrite_free_memory(x)
     torch.cuda.current_stream().wait_stream(stream)
     torch.testing.assert_close(result, squares(x) * 2)
 
@@ -96,7 +96,7 @@ def test_a_session_of_another_stream_serves_the_default_one() -> None:
     torch.testing.assert_close(step(late(x)) * 2, squares(x) * 2)
 
 
-def test_a_result_is_kept_for_the_stream_that_it_is_recorded_on() -> None:
+def test_a_result_is_retained_for_the_stream_that_it_is_recorded_on() -> None:
     step, x = compiled(squares), torch.randn(1 << 20, device="cuda")
     expected, result, stream = squares(x), step(x), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -105,7 +105,7 @@ def test_a_result_is_kept_for_the_stream_that_it_is_recorded_on() -> None:
         doubled = result * 2
     result.record_stream(stream)
     del result
-    overwrite_what_is_free(x)
+    overwrite_free_memory(x)
     torch.cuda.synchronize()
     torch.testing.assert_close(doubled, expected * 2)
 
@@ -125,7 +125,7 @@ def test_a_call_does_not_wait_for_the_device() -> None:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def test_torch_counts_what_a_session_computes_with() -> None:
+def test_torch_counts_a_sessions_memory() -> None:
     step, x = compiled(lambda x: (x[:, None] * x[None, :]).cumsum(1).sum(0)), torch.randn(2048, device="cuda")
     for _ in range(3):
         step(x)

@@ -49,7 +49,7 @@ def run(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(16))
-def test_a_program_with_convolutions_does_what_it_does_in_eager(number: int) -> None:
+def test_a_program_with_convolutions_equals_eager(number: int) -> None:
     run(number)
 
 

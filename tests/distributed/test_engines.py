@@ -43,7 +43,7 @@ def test_losses_are_those_of_one_process_on_the_joined_batch(ranks: Ranks, engin
     ["ddp_outside", "fsdp2_block_by_block", "tensor_parallel", "gpipe"]
     + [pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "fsdp2", "fsdp2_tp", "one_f_one_b")],
 )
-def test_dropout_draws_what_it_draws_in_eager(ranks: Ranks, engine: str) -> None:
+def test_dropout_masks_equal_eagers(ranks: Ranks, engine: str) -> None:
     mine, theirs = (ranks.run(train, 4, engine, 0.2, eager, 6) for eager in (False, True))
     for rank, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         assert_close(torch.tensor(one.losses), torch.tensor(other.losses), f"rank {rank}'s losses")

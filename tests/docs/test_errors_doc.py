@@ -25,7 +25,7 @@ def test_every_error_class_is_public() -> None:
     assert sorted(classes) == sorted(errors.__all__)
 
 
-def test_what_an_error_also_is_is_said() -> None:
+def test_builtin_bases_of_errors_are_documented() -> None:
     for name in errors.__all__:
         bases = getattr(errors, name).__bases__
         (row,) = [line for line in TEXT.splitlines() if line.startswith(f"| `{name}` |")]

@@ -45,7 +45,7 @@ def test_the_command_prints_writes_and_checks(
     assert main(["operators", "--check"]) == 0
 
 
-def test_the_record_of_kernels_is_what_the_installed_runtime_says() -> None:
+def test_the_record_of_kernels_agrees_with_the_installed_runtime() -> None:
     runtime = installed_runtime()
     if runtime not in TESTED_RUNTIMES:
         pytest.skip(f"{runtime} is not one of the tested runtimes")

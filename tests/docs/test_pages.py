@@ -54,7 +54,7 @@ def with_programs() -> list[object]:
 
 
 @pytest.mark.parametrize("page", with_programs())
-def test_a_page_prints_what_it_says(page: Path, tmp_path: Path) -> None:
+def test_a_pages_program_prints_the_shown_output(page: Path, tmp_path: Path) -> None:
     for package in NEEDED.get(page.stem, []):
         pytest.importorskip(package)
     found = blocks(page)

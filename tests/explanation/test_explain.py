@@ -166,7 +166,7 @@ def test_earlier_recompiles_are_told_with_their_guard() -> None:
     assert "factor" in note.reason
 
 
-def test_passes_tell_what_they_did_to_the_graph() -> None:
+def test_passes_record_their_changes_to_the_graph() -> None:
     (graph,) = explain(Mlp(), torch.randn(3, 4)).graphs
     runs = [*graph.passes, *(run for role in graph.roles for run in role.passes)]
     assert {"joint graph", "forward", "backward", "island_0"} == {run.on for run in runs}
@@ -260,7 +260,7 @@ def test_measured_times_reach_operators_whose_session_was_there_before() -> None
     assert any(one.seconds is not None for one in operators(found))
 
 
-def test_what_is_not_measured_is_none() -> None:
+def test_times_are_none_without_measuring() -> None:
     found = explain(Deep(), torch.randn(8, 4))
     assert found.measured is None
     assert not found.times

@@ -76,7 +76,7 @@ def test_elements_nest_and_nothing_comes_from_elsewhere(pages: list[tuple[Explan
         assert "url(" not in text
 
 
-def test_a_page_says_what_torch_runs_and_why(pages: list[tuple[Explanation, str]]) -> None:
+def test_a_page_lists_operators_in_torch_with_reasons(pages: list[tuple[Explanation, str]]) -> None:
     for found, text in pages:
         shown = Page(text).text
         for one in found.outside:

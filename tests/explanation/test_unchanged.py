@@ -31,7 +31,7 @@ def test_tensors_and_gradients_are_as_before(measure: bool) -> None:
 
 
 def test_generators_are_as_before() -> None:
-    def drawn() -> tuple[float, float, float]:
+    def random_numbers() -> tuple[float, float, float]:
         return torch.rand(()).item(), random.random(), float(np.random.rand())
 
     def seed() -> None:
@@ -40,19 +40,19 @@ def test_generators_are_as_before() -> None:
         np.random.seed(3)
 
     seed()
-    expected = drawn()
+    expected = random_numbers()
     seed()
 
     @torch.compiler.disable
     def outside() -> None:
-        drawn()
+        random_numbers()
 
     def function(x: Tensor) -> Tensor:
         outside()
         return torch.nn.functional.dropout(x, 0.5)
 
     explain(function, torch.randn(4, generator=torch.Generator().manual_seed(0)))
-    assert drawn() == expected
+    assert random_numbers() == expected
 
 
 def test_tensors_that_a_function_writes_to_are_as_before() -> None:
@@ -144,7 +144,7 @@ class Scaled(nn.Module):
         return self.linear(x)
 
 
-def test_what_eager_code_of_a_module_writes_is_as_before() -> None:
+def test_writes_by_eager_code_of_a_module_are_undone() -> None:
     model, x = Scaled(), torch.ones(3, 4)
     weight = model.linear.weight.detach().clone()
     for called in (model, lambda x: model(x)):

@@ -129,7 +129,7 @@ def reads_outside_the_key(role: str) -> list[str]:
 
 
 @pytest.mark.parametrize("role", ["forward", "backward"])
-def test_what_compiling_an_island_reads_is_in_its_key(role: str) -> None:
+def test_everything_that_compiling_an_island_reads_is_in_its_key(role: str) -> None:
     assert reads_outside_the_key(role) == []
 
 
@@ -139,7 +139,7 @@ def test_a_field_that_is_read_and_leaves_the_key_is_found_out(monkeypatch: pytes
     assert reads_outside_the_key("forward") == ["SessionSettings.graph_optimization"]
 
 
-def test_a_session_takes_what_it_reads() -> None:
+def test_a_session_takes_only_the_inputs_that_it_reads() -> None:
     def gradients(dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
         return torch.ops.aten.native_layer_norm_backward(dy, x, [3], mean, rstd, weight, bias, [True, True, True])
 

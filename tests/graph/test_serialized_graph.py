@@ -41,7 +41,7 @@ def test_subgraphs_come_back() -> None:
         torch.testing.assert_close(result, function(torch.ones(2)))
 
 
-def test_what_a_pickle_would_run_is_not_stored() -> None:
+def test_graph_with_user_objects_is_not_stored() -> None:
     assert not spelled(graph_of(lambda x: x)).is_storable
     graph = Graph()
     graph.output(graph.get_attr("constant"))

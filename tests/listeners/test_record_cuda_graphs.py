@@ -140,7 +140,7 @@ def test_a_session_with_a_node_on_the_cpu_is_refused_and_runs(
     assert len(made) < 2
 
 
-def test_a_reset_frees_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamos_reset_frees_recorded_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def trees(name: str) -> Any:
@@ -185,7 +185,7 @@ def traced(function: Callable[..., Any], *shapes: tuple[int, ...], device: torch
     return gm
 
 
-def test_what_launches_alone_can_be_recorded() -> None:
+def test_graph_of_kernel_launches_can_be_recorded() -> None:
     assert why_not_recorded(traced(lambda x: x.sin() + 1, (2, 3)), ()) is None
 
 
@@ -198,7 +198,7 @@ def test_a_tensor_on_the_cpu_cannot() -> None:
     assert f"{second.name} on cpu" in reason
 
 
-def test_what_waits_for_the_device_cannot() -> None:
+def test_graph_that_waits_for_the_device_cannot_be_recorded() -> None:
     gm = traced(lambda x: x.sin(), (2, 3))
     (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
     node.meta["val"] = node.meta["val"].fake_mode.shape_env.create_unbacked_symint()
@@ -215,7 +215,7 @@ def test_a_batch_that_is_written_to_cannot_but_a_buffer_can() -> None:
     assert why_not_recorded(gm, (0,)) is None
 
 
-def test_the_installed_torch_has_graph_trees_that_take_what_is_given() -> None:
+def test_the_installed_torchs_graph_trees_accept_our_arguments() -> None:
     assert cuda_graphs.has_graph_trees()
     replayed = cuda_graphs.recorded(
         lambda inputs: [inputs.pop().sin()], traced(lambda x: (x.sin(),), (2,)), "inference", CUDA, (), ()

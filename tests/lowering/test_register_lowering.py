@@ -62,7 +62,7 @@ def compiled_once(function: Any = model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_both_halves_of_a_custom_operator_are_native(dynamic: bool) -> None:
+def test_a_custom_operator_and_its_gradient_run_in_onnx_runtime(dynamic: bool) -> None:
     register_lowering(SCALE)(lower_scale)
     assert_like_eager(model, torch.randn(3, 4, requires_grad=True), dynamic=dynamic)
 
@@ -114,7 +114,7 @@ def test_an_overload_with_a_lowering_is_not_decomposed() -> None:
     assert torch.equal(found, -x)
 
 
-def test_an_overload_whose_lowering_is_replaced_is_not_laid_out_first() -> None:
+def test_an_overload_whose_lowering_is_replaced_is_not_decomposed() -> None:
     roll = aten.roll.default
     assert roll in decompositions()
     register_lowering(roll, replace=True)(lambda ctx, x, shifts, dims=(): ctx.op.Neg(x))
@@ -130,7 +130,7 @@ def test_an_overload_whose_lowering_is_replaced_is_not_laid_out_first() -> None:
     ],
     ids=["a packet", "the decorated function", "a function"],
 )
-def test_what_is_no_overload_is_refused_with_what_would_do(wrong: Any, message: str) -> None:
+def test_wrong_argument_is_refused_with_the_overloads_name(wrong: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         register_lowering(wrong)
     with pytest.raises(TypeError, match="at least one"):
@@ -146,7 +146,7 @@ def test_the_package_offers_two_names_and_no_others() -> None:
 # -- what was compiled before, and keys --------------------------------------------------------------------------
 
 
-def test_graphs_compiled_before_keep_what_they_have() -> None:
+def test_registration_leaves_compiled_graphs_unchanged() -> None:
     function = torch.compile(model, backend="ort_train")
     function(torch.ones(3))
     assert eager_reasons()

@@ -150,7 +150,7 @@ def test_results_and_gradients_have_eagers_strides(threads: int) -> None:
     )
 
 
-def test_checkpoints_keep_no_copy_of_what_is_computed_again() -> None:
+def test_checkpoints_save_no_copy_of_recomputed_tensors() -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

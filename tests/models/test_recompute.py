@@ -107,7 +107,7 @@ def plain() -> tuple[dict[str, Tensor], int]:
     ],
     ids=str,
 )
-def test_gradients_do_not_change_and_fewer_bytes_are_kept(
+def test_gradients_do_not_change_and_fewer_bytes_are_saved(
     plain: tuple[dict[str, Tensor], int], options: dict[str, Any], most: float
 ) -> None:
     expected, before = plain
@@ -169,7 +169,7 @@ class Counting(nn.Module):
     ],
     ids=str,
 )
-def test_what_the_forward_writes_to_is_not_read_again(checkpointed: bool, options: dict[str, Any]) -> None:
+def test_recompute_does_not_read_buffers_that_the_forward_mutated(checkpointed: bool, options: dict[str, Any]) -> None:
     x = torch.randn(5, 6)
 
     def gradients(checkpointed: bool, **options: Any) -> dict[str, Tensor]:
@@ -187,7 +187,7 @@ def test_what_the_forward_writes_to_is_not_read_again(checkpointed: bool, option
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_layers_draw_once_and_keep_what_enters_them(
+def test_checkpointed_layers_reuse_dropout_masks_and_save_only_their_inputs(
     plain: tuple[dict[str, Tensor], int], reentrant: bool
 ) -> None:
     expected, before = plain
@@ -227,7 +227,7 @@ class Attention(nn.Module):
     ],
     ids=str,
 )
-def test_fused_attention_is_computed_again_in_onnx_runtime(checkpointed: bool, options: dict[str, Any]) -> None:
+def test_fused_attention_is_recomputed_in_onnx_runtime(checkpointed: bool, options: dict[str, Any]) -> None:
     x = torch.randn(2, 5, 8)
     expected, before = step(Attention, x)
     actual, kept = step(lambda: Attention(checkpointed), x, **options)  # step() tolerates no node in eager
@@ -304,7 +304,7 @@ def saved_by_policy() -> Counter[str]:
         "Gather+Dropout+:1:-1,Gemm+:1:-1",
     ],
 )
-def test_a_plan_changes_no_gradient_and_keeps_what_the_table_says(
+def test_a_plan_changes_no_gradient_and_saves_the_bytes_in_its_table(
     plain: tuple[dict[str, Tensor], int], plans: str
 ) -> None:
     expected, before = plain

@@ -70,7 +70,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-def test_the_peak_falls_by_what_the_plan_says(name: str, options: dict[str, Any]) -> None:
+def test_the_peak_falls_as_the_plan_predicts(name: str, options: dict[str, Any]) -> None:
     plain, _, _, before = measured(name, "deep", json.dumps({}))
     planned, kept, all_, after = measured(name, "deep", json.dumps(options))
     if options is HALF:
@@ -118,13 +118,13 @@ print(json.dumps([predicted, max(map(int, found), default=0)]))
     ],
     ids=str,
 )
-def test_what_is_alive_in_sessions_is_what_the_plan_says(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+def test_live_bytes_in_sessions_are_as_the_plan_predicts(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """A backward that one session runs: sections of it are the next test's."""
     check_alive(tmp_path, name, "small", {**options, "backward_sections": 1})
 
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("vit", marks=pytest.mark.slow)])
-def test_what_is_alive_in_sections_is_what_the_plan_says(tmp_path: Path, name: str) -> None:
+def test_live_bytes_in_sections_are_as_the_plan_predicts(tmp_path: Path, name: str) -> None:
     """The backward of a medium model is cut into sections, whose ends free saved tensors."""
     cut = check_alive(tmp_path, name, "medium", {})
     whole = check_alive(tmp_path, name, "medium", {"backward_sections": 1})

@@ -111,7 +111,7 @@ def test_two_copies_of_one_image_are_two() -> None:
     torch.testing.assert_close(second, before, rtol=0, atol=0)
 
 
-def test_without_onednn_nothing_is_laid_out() -> None:
+def test_without_onednn_the_memory_layout_stays() -> None:
     compiled = torch.compile(power, backend="ort_train")
     args = (R(2, 3, 16, 16), R(8, 3, 3, 3) / 5, R(8, 8, 3, 3), R(8, 8))
     torch._C._set_mkldnn_enabled(False)

@@ -122,7 +122,7 @@ def test_an_opset_out_of_range_is_refused(opset: int) -> None:
         OnnxModule(model)
 
 
-def test_what_is_no_model_is_a_type_error() -> None:
+def test_bytes_instead_of_a_model_raise_type_error() -> None:
     with pytest.raises(TypeError, match=r"expected an onnx\.ModelProto, not bytes"):
         OnnxModule(perceptron().SerializeToString())  # type: ignore[arg-type]
 

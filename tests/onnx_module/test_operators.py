@@ -101,13 +101,13 @@ def compare(mine: Any, theirs: Any, what: str, relative: float) -> None:
     assert_close(mine.detach(), theirs, what, limit, strides=False)
 
 
-def test_operators_give_what_onnx_expects() -> None:
+def test_operators_equal_onnx_test_data() -> None:
     done = [check(case) for case in cases(SAMPLE) if case.name not in ELSEWHERE]
     assert sum(done) > 400
 
 
 @pytest.mark.slow
-def test_all_operators_give_what_onnx_expects() -> None:
+def test_all_operators_equal_onnx_test_data() -> None:
     every = cases(None)
     done = [check(case) for case in every if case.name not in ELSEWHERE]
     assert sum(done) > 1000
@@ -142,7 +142,7 @@ RUNTIME: list[tuple[str, list[str], int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "inputs", "outputs", "attributes"), RUNTIME)
-def test_operators_of_onnxruntime_give_what_it_gives(
+def test_contrib_operators_equal_onnxruntime(
     name: str, inputs: list[str], outputs: int, attributes: dict[str, Any]
 ) -> None:
     random = np.random.default_rng(0)
@@ -226,7 +226,7 @@ OLD: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "opset", "attributes", "data"), OLD)
-def test_older_versions_give_what_onnxruntime_gives(
+def test_older_versions_equal_onnxruntime(
     name: str, opset: int, attributes: dict[str, Any], data: dict[str, Any]
 ) -> None:
     results = ["y", "z"] if name in ("TopK", "Split") else ["y"]
@@ -264,7 +264,7 @@ GRADIENTS: list[tuple[str, dict[str, Any], tuple[int, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "attributes", "shape", "data"), GRADIENTS)
-def test_gradients_of_what_is_put_together_here_are_right(
+def test_gradients_of_composed_operators_are_right(
     name: str, attributes: dict[str, Any], shape: tuple[int, ...], data: dict[str, Any]
 ) -> None:
     names = ["x", *("" if one is None else key for key, one in data.items())]

@@ -45,7 +45,7 @@ def test_a_scalar_is_no_weight_unless_the_exporter_says_that_it_was_a_parameter(
     assert_close(module(torch.ones(2, 4))[0].detach(), torch.full((2, 4), 4.0), "y")
 
 
-def test_what_the_exporter_calls_a_buffer_is_one() -> None:
+def test_exported_buffer_becomes_a_buffer() -> None:
     graph = graph_of([helper.make_node("Add", ["x", "table"], ["y"])], [value("x")], [value("y")], {"table": [1.0] * 4})
     said = value("table", (4,))
     said.metadata_props.add(key="pkg.torch.export.graph_signature.InputSpec.kind", value="BUFFER")

@@ -133,7 +133,7 @@ def test_every_operator_that_is_listed_exists() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, op in operators().items() if op.error_inputs_func is not None])
-def test_what_eager_refuses_is_refused(name: str) -> None:
+def test_inputs_that_eager_rejects_are_rejected(name: str) -> None:
     op = operators()[name]
     otherwise, _ = REFUSED_OTHERWISE.get(name, (set(), ""))
     found: set[str] = set()

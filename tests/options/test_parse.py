@@ -122,7 +122,7 @@ def test_a_path_object_is_a_path(tmp_path: Path) -> None:
         ({"cast_strategy": {"lvel": 1}}, UnknownOptionError, r"strategy\.lvel.*did you mean 'level'"),
     ],
 )
-def test_bad_options_say_what_is_wrong(options: Any, error: type[Exception], text: str) -> None:
+def test_bad_options_raise_an_error_with_the_reason(options: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         parse_options(None, options)
 
@@ -246,7 +246,7 @@ def test_session_options_spell_themselves_for_the_key() -> None:
     )
 
 
-def test_a_session_options_stands_for_what_differs_from_a_new_one() -> None:
+def test_session_options_are_read_as_their_differences_from_the_defaults() -> None:
     given = onnxruntime.SessionOptions()
     assert SessionOptions(session_options=given) == SessionOptions()  # type: ignore[arg-type]
     given.enable_profiling = True

@@ -124,7 +124,7 @@ GRAPHS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "transformer": (lambda: Net(blocks, a=block(), b=block()), ROWS),
     "attention": (lambda: Net(attends, l=nn.Linear(16, 48)), ROWS),
     "writes": (lambda: Net(writes, l=nn.Linear(10, 8), n=nn.BatchNorm1d(8)), VECTOR),
-    "draws": (
+    "random operators": (
         lambda: Net(lambda m, x: m.l(x + torch.rand_like(x)) * torch.bernoulli(x.sigmoid()), l=nn.Linear(10, 10)),
         VECTOR,
     ),

@@ -48,7 +48,7 @@ PIPELINES: dict[str, tuple[Callable[[], Sequence[Any]], frozenset[Condition]]] =
 }
 
 
-def test_each_pipeline_begins_with_what_those_before_it_leave() -> None:
+def test_each_pipeline_begins_with_the_conditions_of_those_before_it() -> None:
     marked = check_order(pipelines.fx_passes(PassOptions()))
     assert marked == pipelines.MARKED
     for placement in ("placement on the CPU", "placement on CUDA"):
@@ -60,7 +60,7 @@ def test_each_pipeline_begins_with_what_those_before_it_leave() -> None:
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_pass_before_the_one_that_gives_what_it_needs_is_refused(name: str) -> None:
+def test_a_pass_before_the_one_that_gives_its_condition_is_refused(name: str) -> None:
     build, holding = PIPELINES[name]
     passes = build()
     check_order(passes, holding)
@@ -73,7 +73,7 @@ def test_a_pass_before_the_one_that_gives_what_it_needs_is_refused(name: str) ->
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_pass_after_the_one_that_ends_what_it_needs_is_refused(name: str) -> None:
+def test_a_pass_after_the_one_that_ends_its_condition_is_refused(name: str) -> None:
     build, holding = PIPELINES[name]
     passes = list(build())
     for index, pass_ in enumerate(passes):

@@ -134,6 +134,6 @@ class WithoutRepr(ir.passes.InPlacePass):
 
 
 @pytest.mark.parametrize(("given", "says"), [(Negate, "takes an instance"), (WithoutRepr(), "frozen dataclass")])
-def test_what_is_no_pass_or_cannot_be_keyed_is_refused(given: Any, says: str) -> None:
+def test_a_pass_without_an_instance_or_a_key_is_refused(given: Any, says: str) -> None:
     with pytest.raises(TypeError, match=says):
         ort_dynamo.register_pass(given)

@@ -54,7 +54,7 @@ def test_there_are_passes_to_look_at() -> None:
     }
 
 
-def test_what_passes_share_imports_no_pass() -> None:
+def test_modules_shared_by_passes_import_no_pass() -> None:
     shared = [module for module in MODULES if not passes(module)]
     for kind in ("fx", "onnx"):
         shared += [f"ort_dynamo.passes.{kind}.analysis.{file.stem}" for file in FOLDER.glob(f"{kind}/analysis/*.py")]

@@ -68,7 +68,7 @@ def test_each_pass_has_a_record_in_order() -> None:
     assert first.seconds > second.seconds > 0
 
 
-def test_what_a_pass_says_of_itself_is_kept_and_a_foreign_pass_has_its_classes_name() -> None:
+def test_a_run_records_a_pass_by_its_summary_and_a_foreign_pass_by_its_class() -> None:
     graph = model()
     casts, unused = run_passes([PropagateCasts(), RemoveUnusedNodesPass()], graph, check=True)
     assert str(casts.summary).startswith("2 casts became ")
@@ -131,7 +131,7 @@ def test_an_fx_pass_that_breaks_the_graph_is_named(change: Callable[[GraphModule
     run_passes([Change(change)], fx_graph())  # nothing is checked unless it is asked for
 
 
-def test_what_a_pass_changes_gets_the_fake_values_that_follow() -> None:
+def test_fake_values_are_propagated_after_a_pass() -> None:
     def change(gm: GraphModule) -> None:
         (addition,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
         with gm.graph.inserting_after(addition):
@@ -155,7 +155,7 @@ def raise_error(graph: object) -> None:
 
 
 @pytest.mark.parametrize("check", [False, True])
-def test_a_pass_that_raises_is_named_and_its_graph_is_kept(tmp_path: Path, check: bool) -> None:
+def test_a_pass_that_raises_is_named_and_its_graph_is_saved(tmp_path: Path, check: bool) -> None:
     for graph, pass_ in ((fx_graph(), Change(raise_error)), (model(), ChangeModel(raise_error))):
         with pytest.raises(PassFailedError, match=r"Change(Model)?\(\) failed: KeyError: 'x'") as caught:
             run_passes([pass_], graph, check=check, folder=str(tmp_path))

@@ -76,7 +76,7 @@ def test_an_inference_tensor_is_put_back() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.complex64, torch.bool, torch.uint16])
-def test_tensors_of_any_dtype_are_kept(dtype: torch.dtype) -> None:
+def test_tensors_of_any_dtype_are_restored(dtype: torch.dtype) -> None:
     kept = torch.zeros(2).to(dtype)
     with unchanged([kept]):
         kept.data.fill_(True)
@@ -111,9 +111,9 @@ def test_a_lazy_module_gets_its_shapes_for_good() -> None:
 
 
 def test_all_generators_are_restored() -> None:
-    def drawn() -> tuple[Any, ...]:
+    def random_numbers() -> tuple[Any, ...]:
         return random.random(), float(np.random.rand()), torch.rand(()).item()
 
     with generators():
-        expected = drawn()
-    assert drawn() == expected
+        expected = random_numbers()
+    assert random_numbers() == expected

@@ -110,7 +110,7 @@ def _observe(
             total = scope["loss"](results)
             if isinstance(total, Tensor) and total.requires_grad:
                 total.backward()
-        _note_what_is_left(f"call {call}: ", results, leaves, arguments, module, before, observed)
+        _note_final_state(f"call {call}: ", results, leaves, arguments, module, before, observed)
         module.zero_grad(set_to_none=True)
 
 
@@ -132,7 +132,7 @@ def _note_results(
     observed.facts[f"{call}memory"] = _partition(named, lambda tensor: tensor.untyped_storage()._cdata)
 
 
-def _note_what_is_left(
+def _note_final_state(
     call: str,
     results: Sequence[Tensor],
     leaves: Sequence[Tensor],

@@ -23,7 +23,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_module_program_does_what_it_does_in_eager(seed: int) -> None:
+def test_a_module_program_equals_eager(seed: int) -> None:
     mode = MODES[seed % len(MODES)]
     case, known = write_case(seed, mode)
     state, found = check(case, known=known)

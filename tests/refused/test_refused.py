@@ -53,7 +53,7 @@ def compiled_raised(call: Call, backend: str, dynamic: bool) -> Exception | None
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_what_eager_refuses_is_refused(operator: str) -> None:
+def test_calls_that_eager_rejects_are_rejected(operator: str) -> None:
     for call in CALLS:
         if call.operator == operator:
             check(call, dynamic=False)

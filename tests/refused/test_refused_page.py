@@ -18,6 +18,6 @@ def test_the_page_is_up_to_date() -> None:
     assert page() == text, "run python tests/refused/write_page.py"
 
 
-def test_what_differs_is_a_call_and_stays_a_short_list() -> None:
+def test_the_known_differences_are_few_and_each_is_a_call() -> None:
     assert set(LEFT) <= {(call.operator, call.fault) for call in CALLS}
     assert len(LEFT) <= 10

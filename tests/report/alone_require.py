@@ -194,7 +194,7 @@ def test_another_backend_is_refused() -> None:
 
 
 @pytest.mark.parametrize("model", [Plain(), lambda x: x])
-def test_what_is_not_compiled_at_all_is_refused_at_once(model: Callable[[Tensor], Tensor]) -> None:
+def test_an_uncompiled_model_is_refused_at_once(model: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(NotCompiledError, match=r"torch\.compile was not called on it"):
         ort_dynamo.require_compiled(model)
 
@@ -283,7 +283,7 @@ def test_a_model_of_fallbacks_alone_runs_in_eager() -> None:
     assert not isinstance(raised.value, NotInOnnxRuntimeError)
 
 
-def test_what_torch_runs_by_design_is_no_reason_to_refuse() -> None:
+def test_operators_in_torch_by_design_are_no_reason_to_refuse() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
     ort_dynamo.require_compiled(wrapped(model), whole="onnxruntime")(torch.ones(2, 3))
     assert ort_dynamo.summary().by_design

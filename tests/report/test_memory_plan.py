@@ -134,7 +134,7 @@ def storage_is_replaced(x: Tensor, other: Tensor) -> Tensor:
     return (x.sin() * other).cos()
 
 
-def number_is_drawn(x: Tensor, other: Tensor) -> Tensor:
+def number_is_random(x: Tensor, other: Tensor) -> Tensor:
     drawn = random.uniform(1, 2)
     return (x.double() * drawn).sin() * (x * drawn).cos()
 
@@ -153,7 +153,7 @@ def written_without_gradient(x: Tensor, other: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "function",
-    [own_backward_writes, storage_is_replaced, number_is_drawn, resize_is_whole, written_without_gradient],
+    [own_backward_writes, storage_is_replaced, number_is_random, resize_is_whole, written_without_gradient],
     ids=lambda f: f.__name__,
 )
 def test_a_plan_is_of_the_graph_that_the_backend_captures(
@@ -195,13 +195,13 @@ def test_the_worked_example_of_the_documentation_runs(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == shown
 
 
-def test_every_name_of_an_operator_is_in_the_documentation_with_what_has_it() -> None:
+def test_every_operator_name_is_documented_with_its_overloads() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs/how_to/save_memory.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (`.+`) \|$", text, re.MULTILINE))
     assert rows == {name: ", ".join(f"`{aten}`" for aten in atens) for name, atens in NAMES.items()}
 
 
-def test_a_sparse_gradient_takes_what_its_values_take() -> None:
+def test_a_sparse_gradient_is_counted_by_its_values() -> None:
     def backward_peak(sparse: bool) -> int:
         table = torch.nn.Embedding(1000, 4, sparse=sparse)
         (graph,) = memory_plan(lambda ids: table(ids).square().sum(), torch.tensor([1, 2, 2])).graphs

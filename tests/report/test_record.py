@@ -20,7 +20,7 @@ def compiled(function: Any, **options: Any) -> Any:
     return torch.compile(function, backend="ort_train", **options)
 
 
-def test_a_training_graph_leaves_one_record_with_both_halves_and_the_partition() -> None:
+def test_a_training_graph_leaves_one_record_with_forward_backward_and_partition() -> None:
     compiled(model())(torch.ones(3, 4)).sum().backward()
     (record,) = RECORDS
     assert {graph.role for graph in record.graphs} == {"forward", "backward"}
@@ -52,7 +52,7 @@ def test_inference_has_no_partition_and_says_its_passes() -> None:
     assert any("RemoveNoOps" in run.name for run in graph.passes)
 
 
-def test_what_stays_in_eager_is_there_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_eager_operator_is_recorded_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     del caplog  # takes the warning
     with torch.no_grad():
         compiled(lambda x: torch.linalg.eigvalsh(x).sin())(torch.eye(3))
@@ -62,7 +62,7 @@ def test_what_stays_in_eager_is_there_with_its_reason(caplog: pytest.LogCaptureF
     assert "no operator" in node.reason
 
 
-def test_an_island_from_the_cache_is_told_and_keeps_what_its_build_learned() -> None:
+def test_an_island_from_the_cache_has_the_record_of_its_build() -> None:
     for function in (lambda x: x.sin() + 1, lambda other: other.sin() + 1):
         with torch.no_grad():
             compiled(function)(torch.ones(3))

@@ -27,7 +27,7 @@ def made(monkeypatch):
     ("expected", "region"),
     [(None, 32 << 20), (0, 32 << 20), (1000, 32 << 20), (100 << 20, 150 << 20), (8 << 30, 2**31 - 256)],
 )
-def test_the_first_region_has_room_for_what_is_expected(made, expected, region):
+def test_the_first_region_has_room_for_the_expected_bytes(made, expected, region):
     own = SharedArena()
     if expected is not None:
         own.expect(expected)

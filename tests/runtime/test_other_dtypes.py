@@ -74,7 +74,7 @@ class Saved(torch.autograd.Function):
         return grad * made.cos()
 
 
-def test_what_is_saved_for_the_backward_is_cast_there() -> None:
+def test_a_saved_tensor_is_cast_in_the_backward() -> None:
     PROMISED["dtype"] = torch.float32
     x = torch.randn(3, 4, requires_grad=True)
     step = torch.compile(lambda x: Saved.apply(x).sin(), backend="ort_train", fullgraph=True)  # type: ignore[no-untyped-call]

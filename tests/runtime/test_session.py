@@ -116,7 +116,7 @@ def test_numbers_are_fed_as_scalars() -> None:
     assert run(0)[0].tolist() == []
 
 
-def test_the_code_of_a_run_asks_only_what_the_graph_leaves_open() -> None:
+def test_the_code_of_a_run_checks_only_symbolic_sizes() -> None:
     permuted = ValueSpec(torch.float32, order=(1, 0))
     run = graph(
         "g (float[2, 3] x, float[n, 3] y) => (float[2, 3] z, float[n, 3] w) { z = Neg (x) w = Neg (y) }",
@@ -220,7 +220,7 @@ def test_options_of_cuda_are_left_out_on_the_cpu() -> None:
         ("This is an invalid model.", SessionError),
     ],
 )
-def test_what_a_provider_says_of_its_options_is_told(
+def test_a_providers_error_about_its_options_is_raised(
     monkeypatch: pytest.MonkeyPatch, words: str, kind: type[Exception]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:

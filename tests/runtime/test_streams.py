@@ -461,9 +461,7 @@ def test_no_exception_leaves_a_callback(monkeypatch: pytest.MonkeyPatch) -> None
     assert not noise
 
 
-def test_what_torch_raises_for_want_of_memory_is_raised_by_the_call(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchs_out_of_memory_error_is_raised_by_the_call(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: int) -> int:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 

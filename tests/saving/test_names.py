@@ -64,7 +64,7 @@ def test_buffers_that_are_written_and_gradients_have_names(tmp_path: Path) -> No
     assert {f"{name}.grad" for name, _ in Normed().named_parameters()} <= set(names(said, "outputs", 1))
 
 
-def test_what_a_forward_saves_is_found_in_the_backward(tmp_path: Path) -> None:
+def test_a_saved_tensor_has_one_name_in_forward_and_backward(tmp_path: Path) -> None:
     said = saved(Normed(), tmp_path, torch.randn(4, 3))
     known = {*names(said), *names(said, "outputs"), "output_0.grad"}
     assert set(names(said, "inputs", 1)) <= known
@@ -134,7 +134,7 @@ def test_a_debugged_model_has_no_optimized_file(tmp_path: Path) -> None:
     assert set(step["files"]) == {"lowered", "rewritten"}
 
 
-def test_a_node_that_a_pass_made_names_the_module_of_what_it_replaces(tmp_path: Path) -> None:
+def test_a_node_made_by_a_pass_has_the_module_of_the_node_that_it_replaces(tmp_path: Path) -> None:
     class Rows(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.sum(0)
@@ -153,7 +153,7 @@ def test_a_node_that_a_pass_made_names_the_module_of_what_it_replaces(tmp_path: 
             assert node.name.startswith(("rows/", "Outer/")), (file.parent.name, node.name)
 
 
-def test_saving_does_not_change_what_is_built(tmp_path: Path) -> None:
+def test_saving_models_changes_no_result(tmp_path: Path) -> None:
     x = torch.randn(2, 3)
     model = nn.Linear(3, 3)
     plain = torch.compile(model, backend="ort_train")(x)

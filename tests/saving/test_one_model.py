@@ -82,7 +82,7 @@ def test_the_forward_alone_has_no_saved_tensors(tmp_path: Path) -> None:
         assert value.type.tensor_type.HasField("shape")
 
 
-def test_what_torch_runs_stays_visible(tmp_path: Path) -> None:
+def test_operators_in_torch_stay_visible(tmp_path: Path) -> None:
     class Complex(nn.Module):
         def __init__(self) -> None:
             super().__init__()

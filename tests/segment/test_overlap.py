@@ -72,7 +72,7 @@ def _short(node: Node) -> str:
     return str(node.target).split(".")[1]
 
 
-def test_what_a_start_does_not_need_runs_while_others_communicate() -> None:
+def test_operators_that_a_collective_does_not_need_run_during_it() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sent = start(x @ w)
         return wait(sent).exp(), w @ x
@@ -80,7 +80,7 @@ def test_what_a_start_does_not_need_runs_while_others_communicate() -> None:
     assert outer(cut(function)) == ["mm", "all_reduce", "mm", "wait_tensor", "exp"]
 
 
-def test_what_is_too_small_for_a_session_of_its_own_runs_before() -> None:
+def test_operators_too_small_for_a_session_run_before_the_collective() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sent = start(x @ w)
         return wait(sent).exp(), w * x
@@ -88,7 +88,7 @@ def test_what_is_too_small_for_a_session_of_its_own_runs_before() -> None:
     assert outer(cut(function)) == ["mm mul", "all_reduce", "wait_tensor", "exp"]
 
 
-def test_what_a_start_needs_in_part_is_cut_where_it_needs_it() -> None:
+def test_an_island_is_cut_after_the_part_that_a_collective_needs() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         shared = x.sin()
         sent = start(shared @ w)
@@ -127,7 +127,7 @@ def test_a_wait_comes_right_before_the_island_that_reads_it() -> None:
     assert calls == ["all_reduce", "mm", "sinh", "mm tanh", "sinh", "wait_tensor", "mm"]
 
 
-def test_a_wait_for_what_only_the_program_reads_comes_last() -> None:
+def test_a_wait_for_an_output_comes_last() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         gradient = wait(start(x.sin()))
         return gradient.view(16), (x @ w).sinh().exp()
@@ -156,7 +156,7 @@ def test_starts_keep_their_order_where_a_later_one_could_go_first() -> None:
     assert second.args[0].op == "placeholder"
 
 
-def test_a_draw_before_a_start_stays_before_it() -> None:
+def test_a_random_operator_before_a_collective_stays_before_it() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         noise = torch.ops.aten.bernoulli.default(torch.ones_like(x))
         return wait(start(x.sin())), noise * w, w @ x

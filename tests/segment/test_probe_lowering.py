@@ -89,7 +89,7 @@ def test_strides_and_dtypes_differ() -> None:
         assert tried(nodes) == nodes
 
 
-def test_what_is_read_of_several_results_differs() -> None:
+def test_nodes_with_different_results_read_are_probed_separately() -> None:
     nodes = graph_of((aten.max.dim, 0, 0), (aten.max.dim, 0, 0), (aten.max.dim, 0, 0))
     for node, index in zip(nodes, (0, 1, 0), strict=True):
         node.graph.call_function(getitem, (node, index))

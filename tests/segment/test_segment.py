@@ -74,7 +74,7 @@ def test_islands_that_do_not_depend_on_an_eager_node_stay_whole() -> None:
     assert len(cut(function, eager=(aten.sin.default,)).islands) == 1
 
 
-def test_an_assertion_reads_what_an_island_computes_and_is_not_a_node_in_eager() -> None:
+def test_an_assertion_on_an_islands_result_is_no_node_in_eager() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         doubled = x * 2
         torch._assert_async((doubled > 0).all(), "not positive")
@@ -134,7 +134,7 @@ def test_pieces_of_a_split_cross_as_views() -> None:
     assert "aten.split.Tensor" in outer(segmented)
 
 
-def test_draws_keep_their_order_across_levels() -> None:
+def test_random_operators_keep_their_order_across_levels() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         late = torch.bernoulli(x.exp().sigmoid())
         early = torch.bernoulli(x)

@@ -50,7 +50,7 @@ def test_it_moves_to_its_reader() -> None:
     assert calls(cut(recomputed, X, GRAD, fused=False), "island_0") == ["exp"]
 
 
-def test_a_chain_moves_and_what_several_read_goes_to_the_first() -> None:
+def test_a_chain_sinks_to_the_first_of_its_readers() -> None:
     def function(x: Tensor, grad: Tensor) -> Tensor:
         again = (x + 1).exp()
         first = (grad * 2).sin() * again
@@ -61,7 +61,7 @@ def test_a_chain_moves_and_what_several_read_goes_to_the_first() -> None:
     assert not segmented.islands["island_0"].graph.find_nodes(op="call_function", target=aten.add.Tensor)
 
 
-def test_what_torch_reads_what_is_returned_and_what_shrinks_stays() -> None:
+def test_tensors_that_torch_reads_outputs_and_reductions_stay() -> None:
     assert calls(cut(lambda x, g: (g * 2).sin() * x.exp().sin(), X, GRAD), "island_0") == ["exp"]
     assert calls(cut(lambda x, g: ((g * 2).sin() * (y := x.exp()), y), X, GRAD), "island_0") == ["exp"]
     assert calls(cut(lambda x, g: (g * 2).sin() * x.sum(), X, GRAD), "island_0") == ["sum_1"]

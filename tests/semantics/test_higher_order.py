@@ -67,7 +67,7 @@ def conditions() -> dict[str, Callable[[torch.Tensor], Any]]:
 
 
 @pytest.mark.parametrize("function", conditions().values(), ids=conditions())
-def test_conditions_are_native_in_both_halves(function: Callable[[torch.Tensor], Any]) -> None:
+def test_conditions_run_in_onnx_runtime_in_forward_and_backward(function: Callable[[torch.Tensor], Any]) -> None:
     like_eager_both_ways(function, 3, 4)
 
 
@@ -122,7 +122,7 @@ def test_a_branch_that_cannot_be_lowered_keeps_the_condition_in_eager() -> None:
     assert count == 2
 
 
-def test_a_draw_in_a_branch_is_torchs() -> None:
+def test_a_random_operator_in_a_branch_is_torchs() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a = torch.rand(2)
         b = torch.cond(x.sum() > 0, lambda x: F.dropout(x, 0.5), lambda x: x + torch.rand_like(x), (x,))

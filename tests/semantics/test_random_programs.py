@@ -102,7 +102,7 @@ def observed(text: str, **options: Any) -> tuple[list[Any], tuple[torch.Tensor |
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_random_program_does_what_it_does_in_eager(seed: int, dynamic: bool) -> None:
+def test_a_random_program_equals_eager(seed: int, dynamic: bool) -> None:
     text = write_program(seed)
     try:
         expected, gradients = observed(text)

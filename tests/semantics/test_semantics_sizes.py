@@ -244,17 +244,17 @@ def test_a_number_read_from_data_that_decides_nothing() -> None:
 
 
 def test_symbolic_strides_with_gaps_are_kept() -> None:
-    def converted(x: torch.Tensor) -> Any:
+    def strided(x: torch.Tensor) -> Any:
         rows, columns = x.shape
         like = torch.empty_strided(x.shape, x.stride()).copy_(x + x)
         upright = torch.empty_strided((rows, columns), (1, rows + 3)).copy_(x * 2)
         return like, like + 1, upright, upright.as_strided((rows,), (1,)) + 1
 
     whole = torch.randn(16, 16)
-    compiled = torch.compile(converted, backend="ort_train", dynamic=True)
+    compiled = torch.compile(strided, backend="ort_train", dynamic=True)
     for x in (whole[:, :8], whole[:, :5], whole, whole[:, :9], whole[:7]):
         x = x.detach().requires_grad_()
-        mine, theirs = compiled(x), converted(x)
+        mine, theirs = compiled(x), strided(x)
         for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
             assert_close(one.detach(), other.detach(), f"value {index} of {x.shape}")
         mine, theirs = (torch.autograd.grad(sum(y.sin().sum() for y in results), x)[0] for results in (mine, theirs))

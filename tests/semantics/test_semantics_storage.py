@@ -39,7 +39,7 @@ def no_grad_and_read(x: torch.Tensor, w: torch.Tensor) -> Any:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("write", [no_grad, detached, no_grad_and_read])
-def test_what_is_hidden_from_autograd_leaves_an_inputs_gradient_alone(write, trains, dynamic):
+def test_writes_hidden_from_autograd_leave_an_inputs_gradient_alone(write, trains, dynamic):
     def observed(function: Callable[..., Any]) -> list[Any]:
         leaf = torch.arange(1.0, 13).reshape(3, 4).requires_grad_()
         x, w = leaf * 1, torch.linspace(0, 1, 12).reshape(3, 4).requires_grad_(trains)
@@ -89,7 +89,7 @@ def sets_and_computes(x: torch.Tensor, y: torch.Tensor) -> Any:
     return before
 
 
-def sets_what_is_still_read(x: torch.Tensor, y: torch.Tensor) -> Any:
+def sets_data_that_is_still_read(x: torch.Tensor, y: torch.Tensor) -> Any:
     first = torch.complex(x, x.sin()).abs()  # complex operators are fallbacks: three of them read x itself
     second = torch.complex(x, first.sin()).abs()
     x.data = y * 3
@@ -97,7 +97,7 @@ def sets_what_is_still_read(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("replace", [sets_data, sets_and_computes, sets_what_is_still_read])
+@pytest.mark.parametrize("replace", [sets_data, sets_and_computes, sets_data_that_is_still_read])
 def test_an_input_gets_the_memory_of_another_tensor(replace, requires_grad):
     def observed(function: Callable[..., Any]) -> list[Any]:
         x, y = (torch.arange(start, start + 6).requires_grad_(requires_grad) for start in (0.0, 10.0))

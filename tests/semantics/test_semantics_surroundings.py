@@ -45,7 +45,7 @@ def kinds() -> dict[str, Callable[[torch.Tensor], Any]]:
     def in_double(x: torch.Tensor) -> Any:
         return x.double().exp().float() + x.double().sum()
 
-    def only_what_stays_in_eager(x: torch.Tensor) -> Any:
+    def only_eager_operators(x: torch.Tensor) -> Any:
         return torch.special.airy_ai(x.detach()), torch.linalg.svdvals(x)
 
     return {name: f for name, f in locals().items() if callable(f)}
@@ -262,7 +262,7 @@ def test_two_threads_compile_at_the_same_time() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*")
-def test_a_child_process_calls_what_its_parent_compiled() -> None:
+def test_a_child_process_calls_its_parents_compiled_function() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a pool of threads does not survive a fork, torch's as little as ONNX Runtime's
     try:

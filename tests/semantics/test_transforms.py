@@ -106,7 +106,7 @@ def test_inputs_that_are_written_to_get_tangents(compiled: Compile) -> None:
     compare(observed(compiled(write)), observed(write))
 
 
-def test_what_is_drawn_is_what_eager_draws(compiled: Compile) -> None:
+def test_random_numbers_equal_eagers(compiled: Compile) -> None:
     def draw(x: Tensor) -> Tensor:
         return x * torch.rand(3, 4) + F.dropout(x, 0.5, training=True)
 
@@ -287,7 +287,7 @@ print(counters["aot_autograd"]["autograd_cache_hit"])
 
 
 @pytest.mark.skipif(not AOT_CACHE, reason="this torch keeps nothing of a backend of others")
-def test_what_was_read_from_disk_takes_them_too(tmp_path: Path) -> None:
+def test_a_graph_read_from_disk_takes_dual_tensors(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "ORT_DYNAMO_CACHE": "1",

@@ -105,7 +105,7 @@ def test_the_first_row_where_something_begins_is_found(begins: Any, infinities: 
     assert RunStatistics(rows).first_nan(infinities=infinities) == expected
 
 
-def test_a_row_says_where_it_is_and_what_ran_with_it() -> None:
+def test_a_row_names_its_place_and_the_operators_that_ran_with_it() -> None:
     assert str(VALUE) == (
         "div = aten.div.Tensor of layers.0 (Ratio) (step 3, forward): 1 NaN, 2 infinite, or of one that ran with it: "
         'aten.mm.default, aten.exp.default\n  File "a, b.py", line 3, in forward return x / "0"'

@@ -43,7 +43,7 @@ def compared(source: str) -> set[str]:
     return found
 
 
-def test_only_the_target_compares_what_it_is() -> None:
+def test_only_the_target_compares_devices_and_versions() -> None:
     paths = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).as_posix() not in ALLOWED]
     assert len(paths) > 300
     found = {
@@ -74,7 +74,7 @@ def test_each_kind_of_target_has_its_prices() -> None:
         assert target.prices is (CUDA if target.device_type == "cuda" else cpu)
 
 
-def test_prices_are_no_part_of_what_a_key_says_of_a_target() -> None:
+def test_prices_are_not_in_a_targets_key() -> None:
     for target in recorded_cpu_targets():
         before = repr(target)
         assert target.prices is not None

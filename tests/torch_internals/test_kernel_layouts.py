@@ -29,7 +29,7 @@ FAKE = FakeTensorMode()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
 
-def converted(shape: Sequence[int], order: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def in_memory_order(shape: Sequence[int], order: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A tensor whose memory goes through the dimensions in `order`."""
     values = (torch.rand([shape[axis] for axis in order]) * 0.5 + 0.25).to(dtype)
     return values.permute([*map(list(order).index, range(len(order)))])
@@ -96,9 +96,9 @@ def count(operator: OpOverload) -> int:
     return sum(one is torch.Tensor for one in operands(operator) or ())
 
 
-def is_laid_out(result: Any, order: Sequence[int]) -> bool:
+def has_memory_order(result: Any, order: Sequence[int]) -> bool:
     tensors = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.dim() == len(order)]
-    return strides(tensors) == [strides(converted(one.shape, order))[0] for one in tensors]
+    return strides(tensors) == [strides(in_memory_order(one.shape, order))[0] for one in tensors]
 
 
 def keeps(operator: OpOverload, args: Any, order: Sequence[int], where: Any, *, first: bool = False) -> bool:
@@ -114,7 +114,7 @@ def keeps(operator: OpOverload, args: Any, order: Sequence[int], where: Any, *, 
     if first:
         promised, real = promised[:1], real[:1]
     images = [index for index, one in enumerate(real) if isinstance(one, torch.Tensor) and one.dim() == len(order)]
-    wanted = [strides(converted(real[index].shape, order))[0] for index in images]
+    wanted = [strides(in_memory_order(real[index].shape, order))[0] for index in images]
     if [promised[index] for index in images] == wanted:
         assert promised == strides(real), where
     return True
@@ -130,7 +130,7 @@ def test_results_have_the_one_layout_of_the_operands(operator: OpOverload) -> No
     # Every dtype in one shape, as kernels may differ; every shape in one dtype.
     forms = {*itertools.product(SHAPES[:1], ORDERS, DTYPES), *itertools.product(SHAPES, ORDERS, DTYPES[:1])}
     for shape, order, dtype in sorted(forms, key=str):
-        args = calls(operator, [converted(shape, order, dtype) for _ in range(count(operator))])
+        args = calls(operator, [in_memory_order(shape, order, dtype) for _ in range(count(operator))])
         keeps(operator, args, order, (shape, order, dtype))
 
 
@@ -138,12 +138,12 @@ def test_results_have_the_one_layout_of_the_operands(operator: OpOverload) -> No
 def test_operands_that_are_broadcast_in_the_same_order_change_nothing(operator: OpOverload) -> None:
     shape = (2, 3, 4, 5)
     for order, place in itertools.product(ORDERS[:2], range(count(operator))):
-        whole = [converted(shape, order) for _ in range(count(operator))]
+        whole = [in_memory_order(shape, order) for _ in range(count(operator))]
         repeated = (
             torch.rand(3, 1, 1) * 0.5,
             torch.rand(5) * 0.5,
             torch.rand(2, 3, 1, 1) * 0.5,
-            converted((1, 3, 4, 5), order),
+            in_memory_order((1, 3, 4, 5), order),
             torch.rand(()).expand(shape),
             (torch.rand(2, 3, 1, 1) * 0.5).expand(shape),
         )
@@ -155,15 +155,15 @@ def test_operands_that_are_broadcast_in_the_same_order_change_nothing(operator: 
 @pytest.mark.parametrize("operator", [one for one in LAID_OUT_AS if LAID_OUT_AS[one] == 0], ids=str)
 def test_one_operand_decides_where_they_differ(operator: OpOverload) -> None:
     for shape, orders in itertools.product(SHAPES, itertools.product(ORDERS, repeat=count(operator))):
-        result = operator(*calls(operator, [converted(shape, order) for order in orders]))
-        assert is_laid_out(result, orders[0]), (shape, orders)
+        result = operator(*calls(operator, [in_memory_order(shape, order) for order in orders]))
+        assert has_memory_order(result, orders[0]), (shape, orders)
 
 
 @pytest.mark.parametrize("operator", sorted(CONTIGUOUS, key=str), ids=str)
-def test_some_results_are_contiguous_whatever_is_read(operator: OpOverload) -> None:
+def test_some_results_are_contiguous_for_any_input_layout(operator: OpOverload) -> None:
     for shape, order in itertools.product(SHAPES, ORDERS):
-        result = operator(*calls(operator, [converted(shape, order)]))
-        assert is_laid_out(result, ORDERS[0]), (shape, order)
+        result = operator(*calls(operator, [in_memory_order(shape, order)]))
+        assert has_memory_order(result, ORDERS[0]), (shape, order)
 
 
 # -- operators of images -----------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def image_calls(operator: Any, shape: Sequence[int], order: Sequence[int], dtype
     """Arguments for an operator of IMAGE_OPERATORS, all images in one layout."""
 
     def of(*sizes: int) -> torch.Tensor:
-        return converted(sizes, order, dtype)
+        return in_memory_order(sizes, order, dtype)
 
     n, c, h, w = shape
     x, y = of(*shape), of(*shape)
@@ -210,7 +210,7 @@ def image_calls(operator: Any, shape: Sequence[int], order: Sequence[int], dtype
             yield [x, [1, 1], [1, 1]]
         case aten.max_pool2d_with_indices_backward.default:
             result, places = aten.max_pool2d_with_indices.default(x, *pooled)
-            yield [of(*result.shape), x, *pooled, converted(result.shape, order, torch.int64) * 0 + places]
+            yield [of(*result.shape), x, *pooled, in_memory_order(result.shape, order, torch.int64) * 0 + places]
         case aten.avg_pool2d.default:
             yield [x, [2, 2], [1, 1], [1, 1]]
         case aten.avg_pool2d_backward.default:
@@ -265,14 +265,14 @@ def convolution_calls(
     for (size, groups, transposed), stride, dilation, layout in itertools.product(
         kinds, (1, 2), (1, 2), (ORDERS[0], order)
     ):
-        weight, x = converted(size, layout, dtype), converted(shape, order, dtype)
+        weight, x = in_memory_order(size, layout, dtype), in_memory_order(shape, order, dtype)
         form = [[stride] * 2, [2, 2], [dilation] * 2, transposed, [0, 0], groups]
         if operator is aten.convolution.default:
             yield [x, weight, None, *form]
         else:
             result = run(aten.convolution.default, [x, weight, None, *form])
             if result is not None:
-                gradient = converted(result.shape, order, dtype)
+                gradient = in_memory_order(result.shape, order, dtype)
                 yield [gradient, x, weight, None, *form, [True, True, False]]
 
 
@@ -289,5 +289,5 @@ def test_images_in_channels_last_give_images_in_channels_last(operator: OpOverlo
             where = (shape, order, [one for one in args if not isinstance(one, torch.Tensor)])
             # The gradient of a weight may follow the images.
             ran = keeps(operator, args, order, where, first=operator is aten.convolution_backward.default)
-            followed |= ran and order == CHANNELS_LAST and is_laid_out(first_result(operator(*args)), order)
+            followed |= ran and order == CHANNELS_LAST and has_memory_order(first_result(operator(*args)), order)
     assert followed

@@ -97,7 +97,7 @@ def test_an_absent_operator_is_remembered_and_equals_nothing(name: str, monkeypa
         found(torch.ones(1))
 
 
-def test_python_may_ask_a_namespace_what_it_can_do() -> None:
+def test_attribute_lookups_leave_no_absent_operator() -> None:
     before = absent_operators()
     assert not hasattr(aten, "__wrapped__")
     assert not hasattr(aten.mul, "__wrapped__")
@@ -181,5 +181,5 @@ def test_a_model_trains_where_torch_lacks_operators(
         (torch.ops.aten.clone.default, None),
     ],
 )
-def test_what_writes_over_its_first_argument_is_found(overload: Any, written: Any) -> None:
+def test_the_in_place_form_of_an_operator_is_found(overload: Any, written: Any) -> None:
     assert in_place_of(overload) is written

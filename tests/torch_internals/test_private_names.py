@@ -148,7 +148,7 @@ def no_recorder(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.usefixtures("no_recorder")
-def test_torch_lib_is_not_asked_without_what_traces_it() -> None:
+def test_torch_lib_is_not_used_without_its_recorder() -> None:
     node = torch.fx.Graph().call_function(aten.heaviside.default)
     with pytest.raises(ExporterMissingError, match="no recorder of operators"):
         exporter.find_exporter(OPSET)

@@ -83,7 +83,7 @@ def test_a_question_that_goes_past_the_door_is_an_error_in_tests() -> None:
         bool(size > 2)
 
 
-def test_symbols_say_what_they_stand_for() -> None:
+def test_symbols_have_a_kind_and_assumptions() -> None:
     size = unbacked()
     (symbol,) = symbols.given_expression(size).free_symbols
     assert symbols.kind(symbol) == "UNBACKED_INT"

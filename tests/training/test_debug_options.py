@@ -145,7 +145,7 @@ def test_the_joined_model_computes_the_step(tmp_path: Path) -> None:
             np.testing.assert_allclose(found[f"{key}.grad"], parameter.grad.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_what_torch_runs_is_an_aten_node(tmp_path: Path) -> None:
+def test_an_operator_in_torch_is_an_aten_node(tmp_path: Path) -> None:
     model = save(tmp_path, Normed(), torch.randn(3, 8))["torch_exported"]
     (drawn,) = [node for node in model.graph.node if node.domain == "org.pytorch.aten"]
     attributes = {attribute.name: attribute.s.decode() for attribute in drawn.attribute}

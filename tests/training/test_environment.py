@@ -193,7 +193,7 @@ def saved_bytes() -> int:
     return partition.memory.nbytes
 
 
-def test_compiled_graphs_are_kept_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiled_graphs_are_stored_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
     ORTModule(nn.Linear(3, 2))(torch.randn(2, 3)).sum().backward()
@@ -248,6 +248,6 @@ def test_the_opset_is_that_of_saved_files(
     assert compiles() > 0
 
 
-def test_the_error_says_what_was_expected() -> None:
+def test_the_error_names_the_expected_type() -> None:
     error = InvalidVariableError(name="X", value="y", expected="an integer")
     assert str(error) == "The environment variable X cannot be 'y': expected an integer."

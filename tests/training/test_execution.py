@@ -132,7 +132,7 @@ def test_a_result_that_is_written_to_is_found_out() -> None:
         out.sum().backward()
 
 
-def test_a_second_backward_is_refused_unless_the_graph_is_kept() -> None:
+def test_a_second_backward_is_refused_unless_the_graph_is_retained() -> None:
     ort_model, model = pair(Dense())
     x = torch.randn(3, 8)
     loss = ort_model(x).sum()
@@ -147,7 +147,7 @@ def test_a_second_backward_is_refused_unless_the_graph_is_kept() -> None:
     assert_same_gradients(ort_model, model)
 
 
-def test_dropout_draws_eagers_mask_and_another_in_each_step() -> None:
+def test_dropout_has_eagers_mask_and_another_in_each_step() -> None:
     ort_model, model = pair(nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5)))
     x = torch.randn(3, 8)
     torch.manual_seed(3)
@@ -234,7 +234,7 @@ def test_recurrent_layers_run_in_onnx_runtime(kind: type[nn.Module]) -> None:
     assert not [note for note in seen.skipped if "LSTM" in str(note) or "RNN" in str(note)]
 
 
-def test_checkpointing_is_kept() -> None:
+def test_a_checkpointed_module_equals_eager() -> None:
     class Checkpointed(Dense):
         def forward(self, input1: Tensor) -> Tensor:
             return torch.utils.checkpoint.checkpoint(super().forward, input1, use_reentrant=False)  # type: ignore[no-any-return]

@@ -64,7 +64,7 @@ def test_graph_optimizers_run_by_priority_and_device() -> None:
     assert seen == ["five", "one"] * 2  # forward and backward
 
 
-def test_a_graph_optimizer_sees_both_halves() -> None:
+def test_a_graph_optimizer_sees_the_forward_and_the_backward() -> None:
     graphs: list[int] = []
 
     @register_graph_optimizer()
@@ -400,7 +400,7 @@ def test_a_gradient_graph_takes_a_transposed_weight_as_torch_has_it(tmp_path: Pa
         (nn.Linear(4, 2), {"opset_version": 3}, "onnx cannot convert it to opset 3"),
     ],
 )
-def test_what_cannot_be_exported_is_an_error(
+def test_a_model_that_cannot_be_exported_is_refused(
     model: nn.Module, arguments: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(GradientGraphError, match=message):

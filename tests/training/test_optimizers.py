@@ -76,7 +76,7 @@ def test_gradients_are_forgotten_and_a_closure_runs() -> None:
     assert other.param_groups[0]["step"] == 2
 
 
-def test_what_it_does_not_take() -> None:
+def test_fused_adam_refuses_sparse_and_float64_gradients() -> None:
     sparse = torch.randn(3, 2, requires_grad=True)
     sparse.grad = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1, 2), (3, 2), check_invariants=True)
     with pytest.raises(RuntimeError, match="FusedAdam does not support sparse gradients"):
@@ -98,7 +98,7 @@ def test_half_and_single_precision_are_updated_together() -> None:
     torch.testing.assert_close(single, before[1] - 0.1, rtol=1e-4, atol=1e-4)
 
 
-def test_fp16_optimizer_gives_back_what_it_gets() -> None:
+def test_fp16_optimizer_returns_an_unknown_optimizer() -> None:
     optimizer = torch.optim.SGD(weights(), lr=0.1)
     with pytest.warns(
         UserWarning, match="Skip modifying optimizer because of optimizer name not found in the registry"

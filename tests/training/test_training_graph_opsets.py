@@ -136,7 +136,7 @@ def test_a_step_trains_the_same_in_opset_14() -> None:
     assert found["loss"] < run(newest, feeds)["loss"]
 
 
-def test_what_has_no_form_in_an_opset_is_named() -> None:
+def test_an_operator_without_a_form_in_the_opset_is_named() -> None:
     message = r"onnx cannot convert it to opset 14: ScatterElements \(.*embedding_dense_backward.*reduction='add'"
     with pytest.raises(TrainingGraphError, match=message):
         exported("embedding", 14, "step")

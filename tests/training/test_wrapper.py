@@ -251,7 +251,7 @@ def test_data_parallel_is_refused() -> None:
 
 
 @pytest.mark.parametrize("given", [None, torch.relu, 5])
-def test_what_is_no_module_is_refused(given: Any) -> None:
+def test_an_argument_that_is_no_module_is_refused(given: Any) -> None:
     with pytest.raises(ORTModuleTorchModelException, match=r"ORTModule only supports torch.nn.Module as input"):
         ORTModule(given)
 

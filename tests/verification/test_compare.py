@@ -43,7 +43,7 @@ def test_an_error_that_eager_has_as_well_is_rounding() -> None:
         (3, 4, "3 is not 4"),
     ],
 )
-def test_what_differs_is_said(found: Any, expected: Any, said: str) -> None:
+def test_differences_are_described(found: Any, expected: Any, said: str) -> None:
     assert said in difference(found, expected, unknown, strides=True)
 
 

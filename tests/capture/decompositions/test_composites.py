@@ -30,7 +30,7 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @pytest.mark.parametrize("dtypes", [*itertools.permutations(_FLOATS, 2)], ids="-".join)
-def test_draws_around_a_mean_have_its_dtype(dtypes):
+def test_normal_has_the_dtype_of_its_mean(dtypes):
     mean, std = (torch.rand(2, 8).to(getattr(torch, dtype)) for dtype in dtypes)
 
     def function(mean, std):
@@ -48,7 +48,7 @@ def test_draws_around_a_mean_have_its_dtype(dtypes):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("draw", _DRAWS.values(), ids=_DRAWS)
-def test_draws_from_data_are_eagers_numbers(draw, transposed, dtype, dynamic):
+def test_random_numbers_from_data_equal_eager(draw, transposed, dtype, dynamic):
     p = torch.rand(7, 7, dtype=dtype).clamp(0.05, 0.95)
     x = torch.randn(7, 7, dtype=dtype, requires_grad=True)
 
@@ -59,7 +59,7 @@ def test_draws_from_data_are_eagers_numbers(draw, transposed, dtype, dynamic):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_bernoulli_in_half_precision_draws_eagers_numbers(dtype):
+def test_bernoulli_in_half_precision_equals_eager(dtype):
     assert_like_eager(lambda p: torch.bernoulli(p), torch.rand(33, 65).to(dtype), gradients=False)
 
 
@@ -74,7 +74,7 @@ def test_bernoulli_in_half_precision_draws_eagers_numbers(dtype):
         (lambda p: torch.multinomial(p, 1), [0.0, 0.0]),
     ],
 )
-def test_what_cannot_be_drawn_from_raises_as_in_eager(draw, data):
+def test_invalid_probabilities_raise_as_in_eager(draw, data):
     with pytest.raises(RuntimeError) as expected:
         draw(torch.tensor(data))
     with pytest.raises(RuntimeError) as found:
@@ -109,7 +109,7 @@ def test_prims_are_the_aten_functions_that_torch_runs_for_them():
     assert_like_eager(function, torch.randn(4, 6), gradients=False)
 
 
-def test_prims_that_draw_are_drawn_by_torch():
+def test_random_prims_equal_eager():
     def function(x):
         a = torch.ops.prims.uniform([3, 4], low=0.0, high=2.0, stride=[4, 1], dtype=torch.float32, device="cpu")
         b = torch.ops.prims.normal(

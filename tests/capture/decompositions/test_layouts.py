@@ -33,7 +33,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_results_are_laid_out_as_in_eager(layout, dynamic):
+def test_results_have_eagers_memory_layout(layout, dynamic):
     x, other = (LAYOUTS[key](torch.randn(2, 6, 3, 5)) for key in (layout, "contiguous"))
     # What is computed from a result takes over its layout.
     assert_like_eager(lambda x, other: [y * 2 for y in results(x, other)], x.requires_grad_(), other, dynamic=dynamic)
@@ -43,7 +43,7 @@ ACTIVATIONS = (F.elu, F.selu, F.celu, F.relu6, F.hardtanh, F.hardswish, F.hardsi
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_gradients_of_activations_are_laid_out_as_the_results_gradients(activation):
+def test_gradients_of_activations_have_the_memory_layout_of_the_results_gradients(activation):
     def function(x, weight):
         image = activation(x.sigmoid() * 0.9 + 0.05)
         return F.conv_transpose2d(image.to(memory_format=torch.channels_last), weight)
@@ -56,7 +56,7 @@ def test_gradients_of_activations_are_laid_out_as_the_results_gradients(activati
     )
 
 
-def test_the_gradient_of_a_batch_norm_is_laid_out_as_its_input():
+def test_the_gradient_of_a_batch_norm_has_its_inputs_memory_layout():
     def function(x, weight):
         image = batch_norm(x.view(2, 6, 3, 5), True)
         return F.conv2d(image.to(memory_format=torch.channels_last), weight)

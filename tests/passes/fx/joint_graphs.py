@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ort_dynamo.fx_testing import graph_text, unwrapped
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, must_recompute
 
-__all__ = ["assert_tags", "kept_bytes", "recomputed", "weight"]
+__all__ = ["assert_tags", "recomputed", "saved_bytes", "weight"]
 
 
 def weight(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -47,6 +47,6 @@ def recomputed(gm: GraphModule) -> list[str]:
     return [node.name for node in JointGraph(gm).forward if must_recompute(node)]
 
 
-def kept_bytes(gm: GraphModule) -> int:
+def saved_bytes(gm: GraphModule) -> int:
     joint = JointGraph(gm)
     return joint.cut(joint.tagged()).nbytes

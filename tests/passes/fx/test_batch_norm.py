@@ -46,7 +46,7 @@ def test_the_gradient_in_evaluation_reads_them(joint_graph: Capture) -> None:
     assert "None, primals_" in gradient
 
 
-def test_a_batch_norm_that_is_computed_again_is_one_without_running_statistics(joint_graph: Capture) -> None:
+def test_a_recomputed_batch_norm_has_no_running_statistics(joint_graph: Capture) -> None:
     gm = normalized(joint_graph)
     assert_fx_untouched(MergeStatistics(), gm)  # none is computed again
     assert_fx_untouched(SplitStatistics(), gm)
@@ -170,7 +170,7 @@ def test_a_batch_norm_in_evaluation_stays_one_operator(joint_graph: Capture) -> 
     assert_fx_untouched(SplitStatistics(), gm)
 
 
-def test_what_reads_a_buffer_that_is_written_to_is_computed_once(joint_graph: Capture) -> None:
+def test_result_of_a_mutated_buffer_is_saved(joint_graph: Capture) -> None:
     class Buffers(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -198,7 +198,7 @@ def test_what_reads_a_buffer_that_is_written_to_is_computed_once(joint_graph: Ca
     )
 
 
-def test_running_statistics_do_not_keep_a_batch_norm_from_being_computed_again(joint_graph: Capture) -> None:
+def test_running_statistics_do_not_keep_a_batch_norm_from_being_recomputed(joint_graph: Capture) -> None:
     gm = normalized(joint_graph)
     SaveReadsOfMutated()(gm)
     assert tags(gm) == {"add": "MUST_SAVE"}  # the number of batches, which the gradients do not read

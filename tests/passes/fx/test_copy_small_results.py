@@ -95,7 +95,7 @@ def test_the_nearest_others_stay(function: Callable[[Tensor], Any], eager: tuple
     assert_fx_untouched(CopySmallResults(seen), gm)
 
 
-def test_only_what_is_small_is_copied_when_it_runs() -> None:
+def test_only_small_results_are_copied() -> None:
     small, large = torch.ones(4), torch.ones(1 << 15)
     assert owned(small) is not small
     assert torch.equal(owned(small), small)

@@ -63,11 +63,11 @@ DROPPED = {
 
 
 @pytest.mark.parametrize("name", DROPPED)
-def test_dimensions_that_a_view_drops_are_not_kept(name: str) -> None:
+def test_dimensions_that_a_view_drops_are_dropped_by_the_reduction(name: str) -> None:
     assert_fx_rewrites(DropUnitDims(), *DROPPED[name])
 
 
-def test_symbolic_dimensions_that_a_view_drops_are_not_kept() -> None:
+def test_symbolic_dimensions_that_a_view_drops_are_dropped_by_the_reduction() -> None:
     def function(x: Tensor) -> Tensor:
         return x.sum([1], keepdim=True).view(x.shape[0], x.shape[2]).t()
 
@@ -138,7 +138,7 @@ RECOMPUTED = """
 """
 
 
-def test_a_sum_that_is_computed_again_is_not_a_view_that_is_kept() -> None:
+def test_a_recomputed_sum_does_not_replace_a_saved_view() -> None:
     assert_fx_untouched(DropUnitDims(), RECOMPUTED)
     assert_fx_rewrites(
         DropUnitDims(),
@@ -167,7 +167,7 @@ def test_a_sum_that_is_computed_again_is_not_a_view_that_is_kept() -> None:
         lambda x: x.sum([0]).view(x.shape[1], x.shape[2]),
         lambda x: (y := x.sum([0], keepdim=True)).squeeze(0) * y.exp(),
     ],
-    ids=["arithmetic", "the output", "other sizes", "not kept", "somebody else, too"],
+    ids=["arithmetic", "the output", "other sizes", "already dropped", "another reader"],
 )
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 def test_the_nearest_other_sums_stay(function: Callable[..., Any], mode: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from joint_graphs import kept_bytes, recomputed, weight
+from joint_graphs import recomputed, saved_bytes, weight
 from run_twice import run_twice
 from torch import Tensor
 from torch.fx import GraphModule
@@ -87,25 +87,25 @@ def loss(x: Tensor, w: Tensor) -> Tensor:
 def test_the_backward_keeps_the_logits_and_two_numbers_a_row(joint_graph: Capture) -> None:
     gm = joint_graph(loss, weight(8, 4), weight(4, 64))
     beside = 8 * 8 + 4  # the targets, and how many count
-    assert kept_bytes(gm) == 4 * 8 * 64 + beside
+    assert saved_bytes(gm) == 4 * 8 * 64 + beside
     assert run_twice(ExpandLogSoftmax(64), gm)
     assert run_twice(RecomputePointwise(), gm)
-    assert kept_bytes(gm) == 2 * 8 * 64 + 2 * 4 * 8 + beside
+    assert saved_bytes(gm) == 2 * 8 * 64 + 2 * 4 * 8 + beside
     assert recomputed(gm)
 
 
-def test_what_a_product_reads_in_the_backward_stays_saved(joint_graph: Capture) -> None:
+def test_a_matmuls_input_stays_saved(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: ((x.bfloat16().float() + 1) @ w).sum(), weight(8, 4), weight(4, 4))
-    before = kept_bytes(gm)
+    before = saved_bytes(gm)
     assert_fx_untouched(RecomputePointwise(), gm)
-    assert kept_bytes(gm) == before
+    assert saved_bytes(gm) == before
 
 
-def test_what_is_made_of_as_many_bytes_stays_saved(joint_graph: Capture) -> None:
+def test_a_result_is_not_recomputed_from_inputs_of_as_many_bytes(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, y: (x @ y + y @ x).exp().sum(), weight(8, 8), weight(8, 8))
     assert_fx_untouched(RecomputePointwise(), gm)
 
 
-def test_what_is_saved_anyway_counts_too(joint_graph: Capture) -> None:
+def test_a_result_is_not_recomputed_from_saved_inputs_of_as_many_bytes(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, y: ((x @ y).sin() + (y @ x).sin()).exp().sum(), weight(8, 8), weight(8, 8))
     assert_fx_untouched(RecomputePointwise(), gm)

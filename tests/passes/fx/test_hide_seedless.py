@@ -78,7 +78,7 @@ def test_a_function_without_the_tag_stands_in_until_the_operator_comes_back() ->
     assert is_tagged(gm)
 
 
-def test_attention_with_dropout_and_draws_keep_their_tag() -> None:
+def test_attention_with_dropout_and_random_operators_keep_their_tag() -> None:
     for gm in (attention(0.5), make_fx(torch.bernoulli, tracing_mode="fake")(torch.rand(3))):
         assert_fx_untouched(HideSeedless(), gm)
         assert is_tagged(gm)

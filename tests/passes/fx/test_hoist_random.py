@@ -23,7 +23,7 @@ def trace(function: Callable[..., Any], *args: torch.Tensor) -> GraphModule:
     return make_fx(function, tracing_mode="fake")(*args)
 
 
-def test_dropout_becomes_a_drawn_mask_and_eagers_formula() -> None:
+def test_dropout_becomes_a_random_mask_and_eagers_formula() -> None:
     assert_fx_rewrites(
         HoistRandom(),
         """
@@ -54,13 +54,13 @@ def test_dropout_becomes_a_drawn_mask_and_eagers_formula() -> None:
         lambda x: torch.normal(x, 1.0),
         lambda x: x + 1,
     ],
-    ids=["evaluation", "probability 0", "multinomial", "bernoulli of data", "normal of data", "no draw"],
+    ids=["evaluation", "probability 0", "multinomial", "bernoulli of data", "normal of data", "not random"],
 )
-def test_what_does_not_draw_or_reads_data_stays(function: Callable[..., Any]) -> None:
+def test_deterministic_and_data_dependent_operators_are_not_hoisted(function: Callable[..., Any]) -> None:
     assert_fx_untouched(HoistRandom(), trace(function, torch.rand(2, 3)))
 
 
-def test_a_draw_like_a_tensor_no_longer_reads_it() -> None:
+def test_rand_like_no_longer_reads_its_tensor() -> None:
     assert_fx_rewrites(
         HoistRandom(),
         """
@@ -109,7 +109,7 @@ def test_symbolic_sizes_are_read_from_the_inputs() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_compiled_dropout_draws_eagers_mask(layout: torch.memory_format, dynamic: bool) -> None:
+def test_compiled_dropout_has_eagers_mask(layout: torch.memory_format, dynamic: bool) -> None:
     x = torch.randn(4, 3, 5, 6).to(memory_format=layout).requires_grad_()
     assert_like_eager(lambda x: F.dropout(F.dropout(x, 0.3), 0.6), x, dynamic=dynamic)
 
@@ -118,11 +118,11 @@ def test_compiled_dropout_draws_eagers_mask(layout: torch.memory_format, dynamic
 @pytest.mark.parametrize(
     "view", [lambda x: x[:, None].expand(4, 3, 5), lambda x: x.as_strided((3, 3), (2, 1))], ids=["expanded", "overlaps"]
 )
-def test_dropout_of_a_view_that_repeats_entries_draws_one_for_each(view: Callable[..., Any], dynamic: bool) -> None:
+def test_dropout_of_an_expanded_view_masks_each_element(view: Callable[..., Any], dynamic: bool) -> None:
     assert_like_eager(lambda x: F.dropout(view(x), 0.5), torch.randn(4, 5, requires_grad=True), dynamic=dynamic)
 
 
-def test_draws_keep_eagers_order() -> None:
+def test_random_operators_run_in_eagers_order() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a = F.dropout(x, 0.5)
         b = torch.rand(3)
@@ -134,14 +134,14 @@ def test_draws_keep_eagers_order() -> None:
     assert_like_eager(function, torch.rand(4, 8, requires_grad=True), allow_eager=True)
 
 
-def test_what_is_drawn_over_is_drawn_all_the_same() -> None:
+def test_overwritten_random_tensor_still_advances_the_generator() -> None:
     def twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.rand_like(x).uniform_(2, 3) * x, torch.rand_like(x)
 
     assert_like_eager(twice, torch.randn(4, 3, requires_grad=True))
 
 
-def test_of_a_checkpointed_dropout_the_mask_alone_is_kept(joint_graph: Callable[..., GraphModule]) -> None:
+def test_checkpointed_dropout_saves_only_its_mask(joint_graph: Callable[..., GraphModule]) -> None:
     def network(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return checkpoint(lambda x: F.dropout(x.exp(), 0.5) @ w, x, use_reentrant=False).sum()
 
@@ -152,7 +152,7 @@ def test_of_a_checkpointed_dropout_the_mask_alone_is_kept(joint_graph: Callable[
     assert rest == {"PREFER_RECOMPUTE"}
 
 
-def test_a_checkpointed_draw_that_reads_data_is_kept(joint_graph: Callable[..., GraphModule]) -> None:
+def test_checkpointed_data_dependent_random_operator_is_saved(joint_graph: Callable[..., GraphModule]) -> None:
     def network(x: torch.Tensor) -> torch.Tensor:
         def draw(x: torch.Tensor) -> torch.Tensor:
             return x.exp() * torch.multinomial(x.sigmoid().detach(), 3, replacement=True)

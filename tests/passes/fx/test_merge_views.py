@@ -158,7 +158,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_view_becomes_what_shows_the_same(name: str) -> None:
+def test_a_chain_of_views_becomes_one_equal_view(name: str) -> None:
     assert_fx_rewrites(MergeViews(), *VIEWS[name])
 
 
@@ -235,7 +235,7 @@ VIEWED_TWICE = """
 """
 
 
-def test_a_view_of_what_is_computed_again_is_read_where_it_is_kept() -> None:
+def test_views_of_a_recomputed_tensor_are_not_merged() -> None:
     assert_fx_untouched(MergeViews(), VIEWED_TWICE)
     assert_fx_rewrites(
         MergeViews(),
@@ -267,11 +267,11 @@ KEPT_AND_RECOMPUTED = """
 
 
 @pytest.mark.parametrize(("first", "second"), [(" | MUST_RECOMPUTE", ""), ("", " | MUST_RECOMPUTE")])
-def test_a_view_that_is_computed_again_is_not_one_that_is_kept(first: str, second: str) -> None:
+def test_a_recomputed_view_is_not_merged_with_a_saved_one(first: str, second: str) -> None:
     assert_fx_untouched(MergeViews(), KEPT_AND_RECOMPUTED.format(first=first, second=second))
 
 
-def test_views_that_are_both_computed_again_are_one() -> None:
+def test_two_recomputed_views_are_merged() -> None:
     assert_fx_rewrites(
         MergeViews(),
         """

@@ -76,7 +76,7 @@ OWN = {
 @pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
 @pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
 @pytest.mark.parametrize("name", OWN)
-def test_what_a_decomposition_ends_in_is_a_result_as_any(name: str, placement: str) -> None:
+def test_a_decompositions_result_can_be_written_in_place(name: str, placement: str) -> None:
     x = torch.randn(2, 4, 6, 6, requires_grad=True)
     result = torch.compile(OWN[name], backend="ort_train", options={"placement": placement})(x)
     expected = OWN[name](x)
@@ -88,7 +88,7 @@ def test_what_a_decomposition_ends_in_is_a_result_as_any(name: str, placement: s
 
 
 @pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
-def test_a_detached_view_is_no_view_and_counts_what_is_written(placement: str) -> None:
+def test_a_detached_result_is_no_view_and_counts_writes(placement: str) -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x.exp()
         return y.flatten(1).detach(), y.sum()

@@ -89,7 +89,7 @@ g (float16[4] x) => (float16[4] y) {
     assert_rewrites(FoldCasts(), before, before)
 
 
-def test_casts_of_a_branch_are_folded_into_what_it_captures() -> None:
+def test_casts_of_a_branch_are_folded_into_its_captured_value() -> None:
     def branches(source: str) -> str:
         return (
             HEADER

@@ -76,7 +76,7 @@ def test_the_factors_may_be_the_other_way_round_and_the_axis_counted_from_the_en
         "broadcast",
     ],
 )
-def test_what_is_no_such_gradient_is_left_alone(old: str, new: str) -> None:
+def test_similar_graphs_are_left_alone(old: str, new: str) -> None:
     text = BEFORE.replace(old, new)
     assert text != BEFORE
     assert_rewrites(FuseCrossEntropyGradient(), text, text)
@@ -87,7 +87,7 @@ def test_half_is_left_alone() -> None:
     assert_rewrites(FuseCrossEntropyGradient(), text, text)
 
 
-def test_each_number_stays_what_it_was() -> None:
+def test_the_fused_gradient_has_the_same_bits() -> None:
     generator = np.random.default_rng(0)
     given = {
         "y": np.log(generator.dirichlet(np.ones(3), 4)).astype(np.float32),

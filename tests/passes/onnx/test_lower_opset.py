@@ -34,7 +34,7 @@ def refusal(body: str, version: int) -> str:
 # -- the general rule ----------------------------------------------------------------------------------------------
 
 
-def test_what_fits_the_older_schema_stays() -> None:
+def test_nodes_that_fit_the_older_schema_stay() -> None:
     body = "g (float[2, 3] x, float[3, 4] w) => (float[2, 4] y) { a = MatMul (x, w) y = Relu (a) }"
     assert_rewrites(LowerOpset(13), text(body), text(body, 13))
 
@@ -44,7 +44,7 @@ def test_a_model_of_the_opset_is_not_modified() -> None:
     assert_rewrites(LowerOpset(20), body, body)
 
 
-def test_an_attribute_that_says_what_is_so_without_it_goes() -> None:
+def test_an_attribute_with_its_default_value_is_removed() -> None:
     body = "g (float[2] x, int64[2] i, float[2] u) => (float[2] y) {{ y = ScatterElements {}(x, i, u) }}"
     before, after = body.format('<reduction: string = "none", axis: int = 0>'), body.format("<axis: int = 0>")
     assert_rewrites(LowerOpset(14), text(before), text(after, 14))
@@ -118,7 +118,7 @@ def test_softmax_of_the_last_axis_stays_before_opset_13() -> None:
         ('Pad <mode = "wrap"> (x, pads)', 18, "its mode 'wrap' is of opset 19"),
     ],
 )
-def test_what_means_something_else_there_is_refused(node: str, version: int, reason: str) -> None:
+def test_nodes_with_another_meaning_in_the_older_opset_are_refused(node: str, version: int, reason: str) -> None:
     body = "g (float[1, 1, 4, 2] x, int64[8] pads) => (float[a, b, c, d] y) { y = " + node + " }"
     assert reason in refusal(body, version)
 

@@ -190,7 +190,7 @@ g (float[4] x, bool c) => (float[4] y) {{
     assert_rewrites(RemoveRoundTrips(), text(cast, "p"), after, {"rounded": KERNEL})
 
 
-def test_a_movement_made_again_outside_and_in_a_branch_has_two_names() -> None:
+def test_a_movement_repeated_outside_and_in_a_branch_has_two_names() -> None:
     """ONNX forbids a value of a branch whose name hides one of the graph around it."""
 
     def text(outside: str, read_outside: str, inside: str, read_inside: str) -> str:

@@ -22,16 +22,16 @@ def branches(made: str, result: str) -> str:
     )
 
 
-def test_what_only_an_unread_branch_reads_goes_with_it() -> None:
+def test_nodes_read_only_by_an_unread_branch_are_removed() -> None:
     kept = HEADER + "g (bool p, float[2] x) => (float[2] y) { y = Relu(x) }"
     assert_rewrites(RemoveUnreadNodes(), branches("b = Exp(x) a = Neg(b)", "z"), kept)
 
 
-def test_what_a_branch_reads_stays_while_something_reads_the_branch() -> None:
+def test_nodes_read_by_a_live_branch_stay() -> None:
     text = branches("a = Exp(x)", "z").replace("=> (float[2] y) {", "=> (float[2] y, float[2] z) {", 1)
     assert_rewrites(RemoveUnreadNodes(), text, text)
 
 
-def test_what_nothing_reads_inside_a_branch_goes() -> None:
+def test_unread_nodes_inside_a_branch_are_removed() -> None:
     text = branches("a = Exp(x)", "z").replace("=> (float[2] y) {", "=> (float[2] y, float[2] z) {", 1)
     assert_rewrites(RemoveUnreadNodes(), text.replace("{ u = Neg(a) }", "{ w = Exp(x) u = Neg(a) }"), text)

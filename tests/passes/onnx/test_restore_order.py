@@ -23,7 +23,7 @@ def test_nodes_go_back_to_their_places() -> None:
     assert_rewrites(RestoreOrder(places), graph(A, B, Z, Y), graph(A, Y, B, Z))
 
 
-def test_a_new_node_comes_right_after_what_it_reads() -> None:
+def test_a_new_node_comes_right_after_its_inputs() -> None:
     new = "new = Cos (a)"
     places = {name: place for place, name in enumerate(["a", "b", "z", "y"])}
     assert_rewrites(
@@ -36,7 +36,7 @@ def test_edges_win_over_places() -> None:
     assert_rewrites(RestoreOrder(places), graph(A, B, Y, Z), graph(A, Y, B, Z))
 
 
-def test_what_a_branch_captures_comes_before_it() -> None:
+def test_values_captured_by_a_branch_come_before_it() -> None:
     branch = """y = If (c) <
         then_branch = t () => (float[2, 2] p) { p = Neg (b) },
         else_branch = e () => (float[2, 2] q) { q = Abs (x) }

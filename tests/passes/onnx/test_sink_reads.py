@@ -17,7 +17,7 @@ TURNED, TWICE = "turned = Transpose (b)", "twice = Transpose (turned)"
 ABS, Y, Z = "abs = Abs (a)", "y = Sin (abs)", "z = Add (twice, abs)"
 
 
-def test_what_reads_only_inputs_and_what_rearranges_that_waits_for_its_reader() -> None:
+def test_reads_of_inputs_and_their_rearrangements_sink_to_their_reader() -> None:
     assert_rewrites(SinkReads(), graph(B, A, TURNED, TWICE, ABS, Y, Z), graph(A, ABS, Y, B, TURNED, TWICE, Z))
 
 
@@ -26,19 +26,19 @@ def test_the_first_of_several_readers_counts() -> None:
     assert_rewrites(SinkReads(), graph(B, A, ABS, *read), graph(A, ABS, read[0], B, *read[1:]))
 
 
-def test_arithmetic_on_what_waits_has_its_place() -> None:
+def test_arithmetic_on_sinking_nodes_stays_in_place() -> None:
     log, y, z = "log = Log (b)", "y = Sin (log)", "z = Add (log, y)"
     assert_rewrites(SinkReads(), graph(A, B, log, ABS, y, z), graph(B, log, A, ABS, y, z))
 
 
-def test_a_rearrangement_that_also_reads_what_is_computed_has_its_place() -> None:
+def test_a_rearrangement_that_also_reads_a_computed_value_stays_in_place() -> None:
     sizes = "sizes = Shape (abs)"
     shaped, y, z = "shaped = Reshape (b, sizes)", "y = Sin (abs)", "z = Add (shaped, y)"
     before = graph(B, A, ABS, sizes, shaped, y, z)
     assert_rewrites(SinkReads(), before, graph(A, ABS, sizes, B, shaped, y, z))
 
 
-def test_what_a_branch_captures_waits_for_it() -> None:
+def test_values_captured_by_a_branch_sink_to_it() -> None:
     branch = """z = If (c) <
         then_branch = t () => (float[2, 2] p) { p = Neg (turned) },
         else_branch = e () => (float[2, 2] q) { q = Abs (x) }
@@ -46,6 +46,6 @@ def test_what_a_branch_captures_waits_for_it() -> None:
     assert_rewrites(SinkReads(), graph(B, TURNED, A, ABS, Y, branch), graph(A, ABS, Y, B, TURNED, branch))
 
 
-def test_what_is_only_returned_stays() -> None:
+def test_nodes_that_are_only_returned_stay() -> None:
     model = graph("z = Exp (x)", "a = Sin (x)", "y = Abs (a)")
     assert_rewrites(SinkReads(), model, model)

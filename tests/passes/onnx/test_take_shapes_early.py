@@ -32,7 +32,7 @@ def test_a_shape_is_taken_before_casts() -> None:
     )
 
 
-def test_a_shape_of_what_moves_data_stays() -> None:
+def test_a_shape_of_a_transpose_stays() -> None:
     text = HEADER + "g (float[n, m] x) => (int64[2] s) { a = Transpose<perm = [1, 0]>(x) s = Shape(a) }"
     assert_rewrites(TakeShapesEarly(), text, text)
 
@@ -55,7 +55,7 @@ DIVIDES_ONE = """g (float[n] x, float[n] y) => (float[n] z) {
 
 
 @pytest.mark.parametrize("graph", [NOT_READ_BY_A_CAST_FOR_ITS_SHAPE, DIVIDES_ONE])
-def test_what_loses_edges_is_left_out_of_the_sessions(graph: str) -> None:
+def test_sessions_open_without_the_optimizers_that_lose_edges(graph: str) -> None:
     model = ir.to_proto(ir.from_onnx_text(HEADER + graph)).SerializeToString()
     omitted = omitted_optimizers((), find_target("cpu"))
     onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"], disabled_optimizers=omitted)

@@ -51,7 +51,7 @@ def test_two_distributions_are_refused_with_the_commands(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("uncached")
 @pytest.mark.parametrize(("has_device", "runtime"), [(True, "onnxruntime-gpu[cuda,cudnn]"), (False, "onnxruntime")])
-def test_a_build_for_cuda_beside_another_is_kept_for_a_device(
+def test_the_fix_for_two_builds_keeps_the_one_for_the_device(
     monkeypatch: pytest.MonkeyPatch, has_device: bool, runtime: str
 ) -> None:
     found = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}
@@ -75,7 +75,7 @@ def test_no_distribution_names_the_three_extras(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("uncached")
-def test_a_missing_provider_names_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_missing_provider_names_the_available_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(ProviderNotAvailableError) as caught:
         providers.find_target("cuda")

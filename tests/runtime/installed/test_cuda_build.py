@@ -35,7 +35,7 @@ TORCH_13 = TorchCuda("2.15.0+cu132", "13.2", 92600)
 TORCH_12 = TorchCuda("2.13.0+cu126", "12.6", 91002)
 
 
-def test_commands_install_what_the_extras_do() -> None:
+def test_commands_install_the_extras_requirements() -> None:
     project = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text())["project"]
     assert {extra: [one] for extra, one in REQUIREMENTS.items()} == {
         extra: project["optional-dependencies"][extra] for extra in REQUIREMENTS
@@ -60,7 +60,7 @@ def test_torchs_cudnn_is_read_off_its_number(number: int | None, major: int | No
     assert TorchCuda("2.13.0", "13.0", number).cudnn == major
 
 
-def test_what_has_all_its_libraries_fits_whatever_the_numbers() -> None:
+def test_a_build_that_finds_its_libraries_fits_any_torch() -> None:
     assert misfit(CudaBuild("13.0", OF_13, ()), TORCH_13, "onnxruntime-gpu") is None
     assert misfit(CudaBuild("13.0", OF_13, ()), TORCH_12, "onnxruntime-gpu") is None
 

@@ -20,7 +20,7 @@ def test_a_wrong_result_is_told(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert capsys.readouterr().out == "the negative of [0.0, 1.0, 2.0] came out as [0.0, 1.0, 2.0]\n"
 
 
-def test_what_torch_raises_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_prints_torchs_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> object:
         raise RuntimeError("CUDA error: invalid device function")
 

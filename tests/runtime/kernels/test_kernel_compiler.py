@@ -150,7 +150,7 @@ def copy_TYPE(in0, out0, s0):
 
 
 @needs_triton
-def test_what_was_compiled_is_read_again(asked: list[str], tmp_path: Path) -> None:
+def test_compiled_kernels_are_read_from_disk(asked: list[str], tmp_path: Path) -> None:
     folder, store = files(tmp_path)
     first = compile_kernels([gelu(FLOAT), transpose(FLOAT)], (9, 0), store)
     assert asked == ["gelu", "transpose"]
@@ -161,7 +161,7 @@ def test_what_was_compiled_is_read_again(asked: list[str], tmp_path: Path) -> No
 
 
 @needs_triton
-def test_what_a_kernel_depends_on_is_in_its_key(
+def test_a_kernels_key_changes_with_everything_it_is_compiled_for(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = files(tmp_path)[1]
@@ -241,7 +241,7 @@ def test_an_architecture_that_triton_does_not_know_is_a_reason() -> None:
 
 
 @needs_triton
-def test_what_the_user_has_set_for_triton_reaches_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_triton_variables_change_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = compiled(gelu(FLOAT))
     triton_workers._close_all()
     for name in ("TRITON_INTERPRET", "TRITON_DISABLE_FP_FUSION", "DISABLE_PTXAS_OPT", "DISABLE_LLVM_OPT"):

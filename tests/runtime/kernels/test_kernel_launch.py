@@ -162,7 +162,7 @@ def test_a_thread_without_a_context_is_given_that_of_the_device(launching: Regis
     assert contexts == [1030, 1030]
 
 
-def test_a_context_that_is_there_is_kept(launching: Registration, driver: FakeDriver) -> None:
+def test_an_existing_context_stays_current(launching: Registration, driver: FakeDriver) -> None:
     session = open_model(model(ONE_NODE), launching, [kernel_of(BOTH)])
     driver.library.fake_reset(2)
     driver.library.cuCtxSetCurrent(ctypes.c_void_p(77))

@@ -72,7 +72,7 @@ def compiler(path: Path, script: str) -> str:
 
 
 @needs_compiler
-def test_a_library_is_kept_and_found_by_another_process(tmp_path: Path) -> None:
+def test_a_stored_library_is_found_by_another_process(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     first = find_registration(folder)
     assert isinstance(first, KernelLibrary)

@@ -47,7 +47,7 @@ def test_the_examples_pass_unchanged(make) -> None:
         ('"""Adds."""', "tl.store(out0, libdevice.tanh(in0))"),
     ],
 )
-def test_what_a_printer_may_write_passes(lines: tuple[str, ...]) -> None:
+def test_kernel_code_passes(lines: tuple[str, ...]) -> None:
     checked = checked_source(kernel(*lines), "k")
     assert ast.dump(ast.parse(checked.text)) == ast.dump(ast.parse(kernel(*lines)))
 
@@ -104,7 +104,7 @@ def test_what_a_printer_may_write_passes(lines: tuple[str, ...]) -> None:
         ("x = unknown + 1", "names unknown"),
     ],
 )
-def test_what_could_run_does_not_pass(line: str, said: str) -> None:
+def test_code_that_could_run_anything_else_is_refused(line: str, said: str) -> None:
     with pytest.raises(KernelSourceError, match=said):
         checked_source(kernel(line), "k")
 

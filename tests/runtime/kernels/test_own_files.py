@@ -28,7 +28,7 @@ KINDS = pytest.mark.parametrize(
 
 
 @KINDS
-def test_what_is_not_there_is_not_ours(
+def test_a_missing_path_is_not_ours(
     tmp_path: Path, check: Callable[[Path], bool], make: Callable[[Path], Path]
 ) -> None:
     assert check(tmp_path / "none") is False
@@ -37,7 +37,7 @@ def test_what_is_not_there_is_not_ours(
 
 @KINDS
 @pytest.mark.parametrize("mode", [0o020, 0o002])
-def test_what_others_can_write_to_is_refused(
+def test_a_path_that_others_can_write_to_is_refused(
     tmp_path: Path, check: Callable[[Path], bool], make: Callable[[Path], Path], mode: int
 ) -> None:
     path = make(tmp_path / "made")
@@ -49,7 +49,7 @@ def test_what_others_can_write_to_is_refused(
 
 
 @KINDS
-def test_what_belongs_to_another_user_is_refused(
+def test_a_path_of_another_user_is_refused(
     tmp_path: Path, check: Callable[[Path], bool], make: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make(tmp_path / "made")

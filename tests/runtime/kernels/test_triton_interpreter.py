@@ -129,7 +129,7 @@ WRONG: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("body", "said"), WRONG)
-def test_what_a_kernel_must_not_do_is_an_error(body: str, said: str) -> None:
+def test_an_invalid_kernel_is_an_error(body: str, said: str) -> None:
     with pytest.raises(InterpreterFailedError, match=said):
         interpret(vector(body, (FLOAT,), FLOAT), [torch.rand(130)])
 

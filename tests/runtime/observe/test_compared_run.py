@@ -69,7 +69,7 @@ NAN, INF = float("nan"), float("inf")
         ([[1.0]], [1.0], "shapes (1, 1) and (1,)"),
     ],
 )
-def test_what_counts_as_a_difference(one: Any, other: Any, said: str) -> None:
+def test_differences_beyond_the_tolerance_are_described(one: Any, other: Any, said: str) -> None:
     assert _difference(torch.tensor(one), torch.tensor(other)) == said
 
 

@@ -128,7 +128,7 @@ def test_a_pickle_of_old_ranks_is_not_run_by_aggregation() -> None:
     assert load_state(paths, allow_pickle=True)[1] == {"a": 1}
 
 
-def test_what_each_rank_has_of_its_own_is_left_out_with_a_warning() -> None:
+def test_values_that_differ_by_rank_are_left_out_with_a_warning() -> None:
     ranks = [{**state, "random": {"cpu": np.arange(3)}} for state in rank_states(True, 1, 2)]
     with pytest.warns(
         UserWarning, match="The aggregated state leaves out values that differ from rank to rank: random"

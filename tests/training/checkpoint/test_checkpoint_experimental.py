@@ -75,7 +75,7 @@ def test_a_flat_dictionary_is_a_copy() -> None:
     assert_same(trainer.state, trainer_state())
 
 
-def test_each_function_says_what_takes_its_place() -> None:
+def test_deprecation_warning_names_the_replacement() -> None:
     with pytest.warns(DeprecationWarning, match=r"^experimental_state_dict\(\) will be deprecated soon. Please use"):
         experimental_state_dict(Trainer())
 
@@ -159,7 +159,7 @@ def test_the_files_of_an_old_zero_run_load(tmp_path: Path) -> None:
     assert_same(loaded.state, {"model": {"full_precision": {"w": weight.numpy()}}, "optimizer": {"w": moments}})
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"checkpoint_dir \(.*nowhere\) directory doesn't exist"):
         experimental_save_checkpoint(Trainer(), tmp_path / "nowhere")
     with pytest.raises(AssertionError, match=r"^No checkpoint found with prefix 'ORT_checkpoint' at"):
@@ -195,7 +195,7 @@ def test_nothing_is_unpickled_that_could_run(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+def test_unloadable_state_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="checkpoint_state_dict has a value"):
         experimental_save_checkpoint(Trainer(), tmp_path, checkpoint_state_dict={"trap": Trap(tmp_path / "sprung")})
     assert os.listdir(tmp_path) == []

@@ -140,12 +140,12 @@ Point = namedtuple("Point", ["x"])
         (len, "builtin_function_or_method"),
     ],
 )
-def test_what_a_user_dict_cannot_hold_is_named(value: Any, message: str) -> None:
+def test_unsupported_user_dict_value_is_named(value: Any, message: str) -> None:
     with pytest.raises(TypeError, match=rf"^user_dict\['a'\]\[3\]\['b'\] cannot be stored .*: .*{message}"):
         round_trip({"a": [0, 1, 2, {"b": value}]})
 
 
-def test_keys_and_what_is_no_dictionary_are_named() -> None:
+def test_unsupported_keys_and_user_dicts_are_named() -> None:
     with pytest.raises(TypeError, match=r"^user_dict\['a'\] has a key of type Level"):
         round_trip({"a": {Level.LOW: 1}})
     with pytest.raises(TypeError, match=r"^the key \(<Level.LOW: 1>,\) of user_dict\['a'\]\[0\] cannot be stored"):

@@ -132,7 +132,7 @@ def test_numbers_of_numpy_and_lists_come_back_as_before() -> None:
         (torch.zeros(2, device="meta"), "meta"),
     ],
 )
-def test_what_cannot_be_stored_is_named(value: Any, message: str, tmp_path: Path) -> None:
+def test_unsupported_value_is_named(value: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=rf"^\['a'\]\['b/c'\] cannot be stored in a checkpoint: .*({message})"):
         storage.save({"fine": 1, "a": {"b/c": value}}, tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
@@ -201,7 +201,7 @@ def test_a_file_object_is_written_and_read_from_its_start(tmp_path: Path) -> Non
     assert storage.load(tmp_path / "file") == {"a": 1}
 
 
-def test_what_is_neither_path_nor_file_is_refused() -> None:
+def test_a_number_instead_of_a_path_is_refused() -> None:
     with pytest.raises(TypeError, match="a path or a binary file object, not to int"):
         storage.save({}, 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a path or a binary file object, not from int"):
@@ -277,7 +277,7 @@ def test_without_h5py_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
             call()
 
 
-def test_another_program_reads_what_was_saved(tmp_path: Path) -> None:
+def test_h5py_reads_a_saved_file(tmp_path: Path) -> None:
     storage.save(trainer_state(), tmp_path / "file")
     assert h5py.is_hdf5(tmp_path / "file")
     with h5py.File(tmp_path / "file") as file:

@@ -93,7 +93,7 @@ def test_cuts_that_do_not_fit_are_an_error(cuts: str, size: int, message: str) -
         ({}, {"debug": {"graph_save_paths": {"model_with_training_graph_path": "step.onnx"}}}),
     ],
 )
-def test_what_does_not_go_with_a_pipeline_is_an_error(asked: dict[str, Any], levels: dict[str, Any]) -> None:
+def test_options_incompatible_with_a_pipeline_are_refused(asked: dict[str, Any], levels: dict[str, Any]) -> None:
     trainer = make_trainer(distributed=_asked(world=4, **asked), **levels)
     with pytest.raises(SeveralProcessesError, match=r"pipeline_parallel_size 2 and .* do not go together"):
         trainer.train_step(*joined(1)[0])

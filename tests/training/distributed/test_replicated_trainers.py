@@ -108,7 +108,7 @@ def test_adasum_reduces_by_its_formula(ranks: Ranks, world: int) -> None:
 
 
 @pytest.mark.parametrize(("world", "then"), [(2, 1), (4, 2)])
-def test_what_ranks_saved_goes_on_on_fewer(ranks: Ranks, tmp_path: Path, world: int, then: int) -> None:
+def test_training_resumes_on_fewer_ranks(ranks: Ranks, tmp_path: Path, world: int, then: int) -> None:
     went_on = ranks.run(replicated.save, world, tmp_path, timeout=150)
     resumed = (
         [replicated.resume(0, 1, tmp_path, world)]
@@ -192,7 +192,7 @@ def test_a_graph_of_a_divided_step_is_an_error() -> None:
         trainer.train_step(*joined(1)[0])
 
 
-def test_one_process_with_zero_saves_what_it_loads(tmp_path: Path) -> None:
+def test_one_process_with_zero_saves_and_loads(tmp_path: Path) -> None:
     trainer = make_trainer(optim.AdamConfig(lr=0.01), distributed={"deepspeed_zero_optimization": {"stage": 1}})
     train(trainer, joined(2))
     trainer.save_checkpoint(tmp_path / "one")

@@ -79,7 +79,7 @@ def test_a_models_own_plan_comes_first() -> None:
 
 
 @pytest.mark.parametrize("other", [{"enable_adasum": True}, {"deepspeed_zero_optimization": {"stage": 1}}])
-def test_what_does_not_go_with_shared_layers_is_an_error(other: dict[str, object]) -> None:
+def test_options_incompatible_with_shared_layers_are_refused(other: dict[str, object]) -> None:
     trainer = make_trainer(distributed={"world_size": 2, "horizontal_parallel_size": 2, **other})
     with pytest.raises(SeveralProcessesError, match="do not go together"):
         trainer.train_step(*joined(1)[0])

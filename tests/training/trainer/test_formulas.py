@@ -79,7 +79,7 @@ def test_lamb_moves_a_weight_by_a_fraction_of_its_own_norm() -> None:
     assert np.linalg.norm(more - START) > np.linalg.norm(w - START)
 
 
-def test_lamb_takes_what_is_not_finite_for_zero_and_a_weight_of_zeros_by_the_learning_rate() -> None:
+def test_lamb_treats_nonfinite_updates_as_zero_and_zero_weights_by_the_learning_rate() -> None:
     w, _, _ = lamb_step([1.0, 2.0], [0.0, 0.0], [0.0, 0.0], 1, [0.0, 1.0], lr=0.1, epsilon=0.0)
     assert w[0] == 1.0
     assert w[1] == pytest.approx(2 - 0.1 * 5**0.5)

@@ -290,7 +290,7 @@ class Disabled(Branching):
 
 @pytest.mark.parametrize("kind", [Branching, AsksSymbol, Disabled])
 @pytest.mark.parametrize("config", ["sgd", "lamb"])
-def test_what_keeps_a_step_from_one_graph_is_said_once(kind: type[Branching], config: str) -> None:
+def test_the_reason_for_several_graphs_is_warned_of_once(kind: type[Branching], config: str) -> None:
     model = kind()
     data = [rows(seed=seed) for seed in range(3)]
     torch.manual_seed(4)
@@ -311,7 +311,7 @@ def test_what_keeps_a_step_from_one_graph_is_said_once(kind: type[Branching], co
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_a_file_of_what_is_not_one_graph_is_refused() -> None:
+def test_exporting_a_step_of_several_graphs_is_refused() -> None:
     for kind in (Branching, AsksSymbol):
         with pytest.raises(ort_dynamo.errors.TrainingGraphError, match="one graph"):
             export_training_graph(kind(), ROWS, CONFIGS["sgd"](), rows(), loss_fn=squares)
@@ -463,7 +463,7 @@ class Counted(OneLayer):
     ],
     ids=["sgd", "lamb", "gathered", "scaled"],
 )
-def test_what_has_nothing_to_train_gives_its_loss_and_says_so(
+def test_a_model_without_trainable_weights_gives_its_loss_and_warns(
     kind: type[nn.Module], config: str, levels: dict[str, Any]
 ) -> None:
     model = kind()
@@ -485,7 +485,7 @@ def test_what_has_nothing_to_train_gives_its_loss_and_says_so(
 
 
 @pytest.mark.parametrize("kind", [Nothing, Frozen, Unread, Detached])
-def test_the_training_graph_of_what_has_nothing_to_train_is_refused_with_the_reason(kind: type[nn.Module]) -> None:
+def test_the_training_graph_of_a_model_without_trainable_weights_is_refused(kind: type[nn.Module]) -> None:
     forward = export_training_graph(kind(), LOSS, CONFIGS["sgd"](), [torch.ones(2, WIDTH)], part="forward")
     onnx.checker.check_model(forward, full_check=True)
     with pytest.raises(ort_dynamo.errors.TrainingGraphError, match="does not depend on any trainable weight"):

@@ -182,7 +182,7 @@ def test_the_functor_of_the_learning_rate_counts_updates_from_global_step_on() -
     assert trainer.global_step_ == 9
 
 
-def test_fetches_choose_what_a_step_returns_and_the_label_may_be_left_out_where_they_leave_out_the_loss() -> None:
+def test_fetches_choose_the_results_of_a_step_and_the_label_is_optional_without_the_loss() -> None:
     trainer = legacy(model=net(drop=0.5))
     x, label = batch(0)
     trainer.eval()
@@ -262,7 +262,7 @@ def test_states_are_flat_and_go_on_in_another_trainer(tmp_path: Path) -> None:
         save_checkpoint(first, tmp_path / "none")
 
 
-def test_the_state_of_a_trainer_by_sgd_is_strictly_what_it_trains() -> None:
+def test_strict_loading_of_an_sgd_trainer_requires_exactly_its_weights() -> None:
     trainer = legacy()
     trainer.train_step(*batch(0), 0.1)
     trainer.load_state_dict(trainer.state_dict(), strict=True)

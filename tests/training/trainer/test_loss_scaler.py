@@ -33,7 +33,7 @@ def test_an_overflow_starts_the_window_anew() -> None:
     assert isinstance(scaler.loss_scale, float)
 
 
-def test_values_of_ones_own_are_kept() -> None:
+def test_the_users_values_are_used() -> None:
     scaler = amp.loss_scaler.DynamicLossScaler(
         automatic_update=False, loss_scale=3, up_scale_window=7, min_loss_scale=5, max_loss_scale=10
     )

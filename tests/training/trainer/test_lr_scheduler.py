@@ -129,7 +129,7 @@ def test_steps_and_warm_up_have_their_ranges(kind: Any, settings: dict[str, Any]
         (PolyWarmupLRScheduler, "power", 1, "power must be a positive float"),
     ],
 )
-def test_what_one_schedule_takes_has_its_range(kind: Any, name: str, value: Any, message: str) -> None:
+def test_arguments_of_a_schedule_are_checked_for_their_range(kind: Any, name: str, value: Any, message: str) -> None:
     with pytest.raises(AssertionError) as caught:
         kind(10, **{name: value})
     assert str(caught.value) == message

@@ -255,12 +255,12 @@ def fuzzed(model_desc: dict[str, Any]) -> None:
 
 @settings(max_examples=200, derandomize=True, database=None, deadline=None)
 @given(DESCRIPTIONS)
-def test_a_description_is_refused_or_taken_for_what_it_says(model_desc: dict[str, Any]) -> None:
+def test_a_description_is_refused_or_accepted_by_its_rules(model_desc: dict[str, Any]) -> None:
     fuzzed(model_desc)
 
 
 @pytest.mark.slow
 @settings(max_examples=5000, derandomize=True, database=None, deadline=None)
 @given(DESCRIPTIONS)
-def test_many_descriptions_are_refused_or_taken_for_what_they_say(model_desc: dict[str, Any]) -> None:
+def test_many_descriptions_are_refused_or_accepted_by_their_rules(model_desc: dict[str, Any]) -> None:
     fuzzed(model_desc)

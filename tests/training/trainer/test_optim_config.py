@@ -67,7 +67,7 @@ def test_the_documents_spelling_of_groups_is_taken(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", GROUPED)
-def test_groups_are_refused_for_what_is_wrong_with_them(kind: Any) -> None:
+def test_invalid_groups_are_refused_with_the_reason(kind: Any) -> None:
     assert message_of(kind, [{"params": ["a"], "lr": 0.1}]) == "'lr' is not supported inside params"
     shape = (
         "Each dict inside 'params' must contain a {'params' : [model parameter names]} entry "
@@ -111,7 +111,7 @@ def test_the_correction_of_the_bias_is_a_flag(kind: Any) -> None:
     assert message_of(kind, do_bias_correction=1) == "'do_bias_correction' must be a boolean"
 
 
-def test_what_one_optimizer_takes_has_its_type() -> None:
+def test_arguments_of_an_optimizer_are_checked_for_their_type() -> None:
     assert message_of(optim.AdamConfig, weight_decay_mode=0) == "'weight_decay_mode' must be a AdamConfig.DecayMode"
     assert message_of(optim.LambConfig, ratio_min=0) == "'ratio_min' must be a valid float"
     assert message_of(optim.LambConfig, ratio_max=1) == "'ratio_max' must be a valid float"
@@ -147,5 +147,5 @@ def test_the_base_takes_any_hyperparameters(name: str) -> None:
         ("SGDOptimizer", {}, {"lr": 0.004}, "'params' must be a list"),
     ],
 )
-def test_the_base_refuses_what_it_cannot_take(name: Any, params: Any, defaults: Any, message: str) -> None:
+def test_the_base_class_refuses_invalid_arguments(name: Any, params: Any, defaults: Any, message: str) -> None:
     assert message_of(_OptimizerConfig, name, params, defaults) == message

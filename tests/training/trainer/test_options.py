@@ -306,7 +306,7 @@ def test_the_size_of_data_parallelism_is_computed() -> None:
 
 
 @pytest.mark.parametrize("path", OPTIONS)
-def test_what_is_assigned_is_checked(path: str) -> None:
+def test_assigned_values_are_checked(path: str) -> None:
     _, good, bad = OPTIONS[path]
     options = ORTTrainerOptions()
     level = options
@@ -476,14 +476,14 @@ def fuzzed_with_junk(options: Any) -> None:
 
 @settings(max_examples=200, derandomize=True, database=None, deadline=None)
 @given(st.data())
-def test_options_are_what_the_table_says(data: st.DataObject) -> None:
+def test_options_agree_with_the_table(data: st.DataObject) -> None:
     fuzzed(data)
 
 
 @pytest.mark.slow
 @settings(max_examples=5000, derandomize=True, database=None, deadline=None)
 @given(st.data())
-def test_many_options_are_what_the_table_says(data: st.DataObject) -> None:
+def test_many_options_agree_with_the_table(data: st.DataObject) -> None:
     fuzzed(data)
 
 

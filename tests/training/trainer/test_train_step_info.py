@@ -19,7 +19,7 @@ def test_a_step_starts_with_nothing_done() -> None:
     assert TrainStepInfo(CONFIG).fetches == []
 
 
-def test_a_step_keeps_what_it_is_told() -> None:
+def test_a_step_info_keeps_its_arguments() -> None:
     info = TrainStepInfo(optimizer_config=CONFIG, all_finite=False, fetches=["a", "b"], optimization_step=123, step=456)
     assert (info.all_finite, info.fetches, info.optimization_step, info.step) == (False, ["a", "b"], 123, 456)
 

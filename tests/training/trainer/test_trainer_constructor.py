@@ -146,7 +146,7 @@ def test_the_model_that_is_given_stays_as_it_is() -> None:
     assert not np.array_equal(weights(trainer)["fc1.weight"], before["fc1.weight"].numpy())
 
 
-def test_what_changes_the_model_before_the_first_step_counts() -> None:
+def test_changes_of_the_model_before_the_first_step_count() -> None:
     model = Mlp()
     trainer = make_trainer(optim.SGDConfig(lr=0.0), model)
     with torch.no_grad():
@@ -425,7 +425,7 @@ def test_too_few_outputs_are_refused() -> None:
         make_trainer(desc=desc).train_step(*batches(1)[0])
 
 
-def test_what_is_no_tensor_among_the_described_outputs_is_refused() -> None:
+def test_a_described_output_that_is_no_tensor_is_refused() -> None:
     class Odd(Mlp):
         def forward(self, input1: Tensor) -> Any:
             return "prediction", super().forward(input1)

@@ -42,7 +42,7 @@ FORMS = pytest.mark.parametrize("one_session", [True, False], ids=["one session"
 
 @FORMS
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in SAMPLE)) for one in CONFIGS])
-def test_an_update_is_what_the_formula_says(name: str, one_session: bool) -> None:
+def test_an_update_agrees_with_the_formula(name: str, one_session: bool) -> None:
     config = CONFIGS[name]()
     trainer = make_trainer(config, one_session=one_session)
     plain = PlainLoop(trainer._torch_model, config)  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def test_gathered_gradients_make_one_update_by_their_mean(make: Any, one_session
 
 
 @FORMS
-def test_a_loss_scale_changes_nothing_but_what_rounds(one_session: bool) -> None:
+def test_a_loss_scale_changes_only_rounding(one_session: bool) -> None:
     # The scale goes through the step of a float32 model, whose mixed precision only rounds the outputs.
     config = optim.AdamConfig(lr=0.01, max_norm_clip=0.1)
     levels = {"mixed_precision": {"enabled": True, "loss_scaler": amp.DynamicLossScaler(loss_scale=2.0**10)}}

@@ -189,7 +189,7 @@ def kept() -> tuple[list[float], int]:
     ],
     ids=["attention dropout", "gelu", "layers", "one layer", "from inputs"],
 )
-def test_what_is_recomputed_is_not_kept_and_the_loss_is_the_same(
+def test_recompute_options_save_fewer_bytes_and_keep_the_loss(
     kept: tuple[list[float], int], levels: dict[str, Any], by: str, most: float
 ) -> None:
     found, record = transformer(**levels)

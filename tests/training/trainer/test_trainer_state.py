@@ -109,7 +109,7 @@ def test_a_scale_that_is_none_is_refused_and_changes_nothing(section: dict[str, 
     assert trainer._train_step_info.step == 2
 
 
-def test_torchs_format_is_what_a_module_loads() -> None:
+def test_a_module_loads_a_state_in_torchs_format() -> None:
     trainer = trained(model=Normed(), utils={"frozen_weights": ["fc2.bias"]})
     state = trainer.state_dict(pytorch_format=True)
     assert all(isinstance(one, Tensor) for one in state.values())
@@ -287,7 +287,7 @@ def test_a_value_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize("value", [None, [], "path"])
-def test_what_is_no_dict_is_refused(value: Any) -> None:
+def test_a_state_that_is_no_dict_is_refused(value: Any) -> None:
     with pytest.raises(RuntimeError, match="where a dict is expected"):
         make_trainer().load_state_dict(value)
 
@@ -300,7 +300,7 @@ def test_a_state_of_another_optimizer_is_refused(adam: Any) -> None:
 
 
 @pytest.mark.parametrize("section", ["model", "optimizer"])
-def test_a_missing_section_is_warned_of_and_leaves_what_is(section: str) -> None:
+def test_a_missing_section_is_warned_of_and_leaves_its_values(section: str) -> None:
     trainer, other = trained(), trained(steps=3)
     before = trainer.state_dict()
     with pytest.warns(UserWarning, match=f"Missing key: {section} in state_dict"):

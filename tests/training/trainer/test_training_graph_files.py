@@ -61,7 +61,7 @@ def assert_standard(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     "config", ["sgd", "adam", "lamb", pytest.param("adam that decays after", marks=pytest.mark.slow)]
 )
-def test_a_session_of_the_training_graph_does_what_a_step_does(config: str, tmp_path: Path) -> None:
+def test_a_session_of_the_training_graph_computes_a_trainers_step(config: str, tmp_path: Path) -> None:
     trainer = make_trainer(CONFIGS[config](), **STANDARD)
     data = batches(3)
     model = step_file(trainer, tmp_path / "step.onnx", data[0])

@@ -30,7 +30,7 @@ def test_every_cast_equals_eager(source):
     )
 
 
-def test_casts_of_what_does_not_fit_equal_eager():
+def test_casts_of_out_of_range_values_equal_eager():
     wide = torch.tensor([300, -1, 70000, 2**40 + 3, -(2**31) - 1])
     assert_like_eager(
         lambda w: [w.to(d) for d in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)],

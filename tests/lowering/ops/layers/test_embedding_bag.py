@@ -77,7 +77,7 @@ def test_all_four_results_equal_eagers(mode, padding_idx):
     assert_like_eager(function, torch.randn(7, 4), INDICES, OFFSETS, gradients=False)
 
 
-def test_bags_that_share_their_indices_share_what_they_save():
+def test_bags_that_share_their_indices_equal_eager():
     rows, starts = torch.tensor([0, 2, 5, 2, 2, 1, 0, 3]), torch.tensor([0, 3, 3, 6])
 
     def function(weight):

@@ -175,7 +175,7 @@ def test_memory_without_values_is_filled_under_deterministic_algorithms(function
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_the_setting_at_the_call_decides_what_fills_memory():
+def test_the_setting_at_the_call_decides_whether_memory_is_filled():
     compiled = torch.compile(lambda: torch.empty(3), backend="ort_train")
     torch.use_deterministic_algorithms(False)
     compiled()

@@ -243,7 +243,7 @@ def test_an_index_out_of_bounds_along_any_axis_is_an_error(axis, number):
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
-def test_scatters_into_what_is_empty_equal_eager(reduce):
+def test_scatters_into_empty_tensors_equal_eager(reduce):
     def function(x, none):
         index = torch.zeros_like(x, dtype=torch.long)
         reduced = [x.scatter_reduce(0, index, x, reduce, include_self=included) for included in (True, False)]

@@ -126,7 +126,7 @@ def test_a_matrix_with_a_diagonal_written_is_multiplied_as_it_stands():
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (4, 0), (0, 4)], ids=str)
-def test_nothing_is_written_into_what_is_empty(shape):
+def test_writes_into_empty_views_equal_eager(shape):
     def write(x):
         y = x.clone()
         y[::2] = 1.5

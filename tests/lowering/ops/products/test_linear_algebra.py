@@ -60,7 +60,7 @@ def test_triangular_systems_of_symbolic_size_equal_eager(upper):
     )
 
 
-def test_what_lies_on_the_other_side_of_a_triangle_is_not_read():
+def test_triangular_solve_ignores_the_other_triangle():
     a = triangle(5).detach().masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), torch.nan)
     assert_like_eager(
         lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), a, torch.randn(2, 3, 5, 2), gradients=False

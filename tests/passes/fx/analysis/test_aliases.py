@@ -88,7 +88,7 @@ def test_an_unknown_function_shares_memory_with_all_that_it_reads() -> None:
     assert not aliases.may_merge(nodes["x_1"], nodes["mul"])
 
 
-def test_only_what_no_caller_sees_may_be_merged() -> None:
+def test_only_values_private_to_the_graph_may_be_merged() -> None:
     def function(x: Tensor) -> Any:
         inner = x * 2
         return inner.clone() + 1, (x + 3).t(), x.t().clone() + 2

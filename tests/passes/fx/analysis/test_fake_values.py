@@ -57,7 +57,7 @@ def test_strides_follow_to_the_end() -> None:
     assert not [*differences(gm)]
 
 
-def test_what_writes_to_an_argument_has_the_value_of_that_argument() -> None:
+def test_in_place_node_has_the_fake_value_of_its_argument() -> None:
     gm, nodes = graph_of(lambda x, y: (x + y).sin() * aten.threshold_backward(x + 1, y, 0), *[torch.ones(2, 3)] * 2)
     values = FakeValues(gm)
     gradient = nodes["threshold_backward"]

@@ -116,7 +116,7 @@ def test_a_selection_takes_both_of_its_sides_while_it_runs() -> None:
     assert record.forward_peak == 64 + 1 + 64 + 2 * 64
 
 
-def test_what_a_mask_is_made_of_may_end_before_the_selection() -> None:
+def test_inputs_of_a_mask_are_freed_before_the_selection() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return checkpoint(lambda x: F.relu(x @ w), x, use_reentrant=False).sum()
 
@@ -124,7 +124,7 @@ def test_what_a_mask_is_made_of_may_end_before_the_selection() -> None:
     assert record.backward_peak == 4 + 64 + 64 + 16  # neither the product nor the ReLU
 
 
-def test_what_is_computed_again_is_listed_with_its_line_and_who_decided() -> None:
+def test_recomputed_tensor_is_listed_with_its_line_and_pass() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return (F.gelu(x) @ w).sum()
 
@@ -146,7 +146,7 @@ def test_a_record_of_tensors_without_elements_is_a_line() -> None:
     assert text.startswith("0 bytes saved for the backward in 0 tensors; 1 recomputed, ")
 
 
-def test_what_a_checkpoint_decided_is_said() -> None:
+def test_recomputation_by_a_checkpoint_is_attributed_to_it() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return checkpoint(lambda x: torch.exp(x.sin()) @ w, x, use_reentrant=False).sum()
 

@@ -147,7 +147,7 @@ def test_one_mask_of_several_is_saved(joint_graph: Capture) -> None:
     assert saved(gm) == ["logical_or"]
 
 
-def test_a_mask_that_is_larger_than_what_it_frees_is_not_saved(joint_graph: Capture) -> None:
+def test_a_mask_larger_than_the_tensors_that_it_frees_is_not_saved(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x: (x.amax(1), x.sin()), weight(3, 4))  # the gradient of the sine keeps x anyway
     assert saved(gm) == ["amax"]
     assert_fx_untouched(CompareInForward(2), gm)

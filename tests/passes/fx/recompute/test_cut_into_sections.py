@@ -168,7 +168,7 @@ def test_a_section_is_of_whole_layers(most: int, expected: list[int]) -> None:
     assert sections(gm) == [" ".join([LAYER] * count) for count in expected]
 
 
-def test_a_section_frees_what_repays_a_call() -> None:
+def test_a_section_frees_enough_bytes_to_repay_its_call() -> None:
     gm, freed, _ = of_layers(8)
     CutIntoSections(freed, least=4 * SAVED, most=100)(gm)
     assert sections(gm) == [" ".join([LAYER] * 2)] * 4
@@ -176,7 +176,7 @@ def test_a_section_frees_what_repays_a_call() -> None:
     assert_fx_untouched(CutIntoSections(freed, least=8 * SAVED + 1, most=100), gm)
 
 
-def test_what_others_hold_is_not_freed() -> None:
+def test_tensors_held_elsewhere_are_not_freed() -> None:
     gm, freed, _ = of_layers(4)
     assert_fx_untouched(CutIntoSections((), least=1, most=4), gm)
     CutIntoSections(freed[4:], least=2 * SAVED, most=4)(gm)
@@ -241,7 +241,7 @@ def test_an_end_hands_on_no_more_than_it_has_to() -> None:
     )
 
 
-def test_what_reads_only_inputs_is_made_where_it_is_read() -> None:
+def test_results_of_inputs_alone_are_computed_in_the_section_that_reads_them() -> None:
     def function(tangents: Tensor, *saved: Tensor) -> list[Tensor]:
         wide = [one.double() for one in saved[:3]]  # before all else, as casts stand in AOTAutograd's backwards
         turned = saved[3].t()
@@ -312,7 +312,7 @@ def test_torchs_nodes_run_between_the_islands_of_a_section() -> None:
     assert len(segmented.islands) == 3
 
 
-def test_the_peak_that_is_predicted_falls_by_what_is_freed() -> None:
+def test_the_predicted_peak_falls_by_the_freed_bytes() -> None:
     forward = make_fx(lambda x: x, tracing_mode="fake")(torch.ones(1))
     gm, freed, _ = of_layers(8)
     _, whole = peaks(forward, gm)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from joint_graphs import assert_tags, kept_bytes, recomputed, weight
+from joint_graphs import assert_tags, recomputed, saved_bytes, weight
 from run_twice import run_twice
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -47,7 +47,7 @@ def test_a_gelu_that_a_product_reads_is_recomputed(joint_graph: Capture) -> None
     )
 
 
-def test_views_of_a_recomputed_gelu_are_not_kept_in_its_place(joint_graph: Capture) -> None:
+def test_views_of_a_recomputed_gelu_are_not_saved_in_its_place(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 2, 3), weight(3, 4))
     assert_tags(
         RecomputeGelu(),
@@ -62,7 +62,7 @@ def test_views_of_a_recomputed_gelu_are_not_kept_in_its_place(joint_graph: Captu
     )
 
 
-def test_a_gelu_that_no_product_reads_is_kept(joint_graph: Capture) -> None:
+def test_a_gelu_that_no_matmul_reads_is_saved(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (F.gelu(x) * w).sum(), weight(2, 3), weight(2, 3))
     assert_fx_untouched(RecomputeGelu(), gm)
 
@@ -104,7 +104,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (F.dropout(weights, 0.5) @ v).sum()
 
 
-def test_dropout_between_softmax_and_values_is_recomputed_from_the_kept_mask(joint_graph: Capture) -> None:
+def test_dropout_between_softmax_and_values_is_recomputed_from_the_saved_mask(joint_graph: Capture) -> None:
     gm = joint_graph(attention, weight(2, 3, 4), weight(2, 3, 4), weight(2, 3, 4))
     joint = JointGraph(gm)
     before = joint.cut(()).nbytes
@@ -138,7 +138,7 @@ def test_dropout_between_softmax_and_values_is_recomputed_from_the_kept_mask(joi
     assert before - kept.nbytes == 2 * 3 * 3 * 4  # the dropped weights, float32
 
 
-def test_dropout_that_no_softmax_feeds_is_kept(joint_graph: Capture) -> None:
+def test_dropout_that_no_softmax_feeds_is_saved(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, v: (F.dropout(x.exp(), 0.5) @ v).sum(), weight(2, 3, 3), weight(2, 3, 4))
     assert_fx_untouched(RecomputeAttentionDropout(), gm)
 
@@ -169,7 +169,7 @@ class Stack(nn.Module):
         return x.sum()
 
 
-def test_all_layers_but_the_last_keep_only_what_enters_them(joint_graph: Capture) -> None:
+def test_all_layers_but_the_last_save_only_their_inputs(joint_graph: Capture) -> None:
     gm = joint_graph(Stack(Block(), Block(), Block()), torch.randn(5, 4))
     assert [layer.name.split(".", 1)[1] for layer in find_layers(JointGraph(gm))] == [
         "layers.0",
@@ -289,7 +289,7 @@ def test_more_budget_never_means_fewer_bytes_than_it_needs_nor_more_than_it_has(
     kept = []
     for tenths in range(11):
         RecomputeToBudget(tenths / 10)(gm)
-        kept.append(kept_bytes(gm))
+        kept.append(saved_bytes(gm))
         assert kept[-1] <= tenths / 10 * before
         for node in gm.graph.nodes:
             for mark in (RECOMPUTE, DECIDED_BY):
@@ -301,12 +301,12 @@ def test_more_budget_never_means_fewer_bytes_than_it_needs_nor_more_than_it_has(
 
 def test_a_budget_in_bytes(joint_graph: Capture) -> None:
     gm = joint_graph(Stack(Block(), Block()), torch.randn(5, 4))
-    assert kept_bytes(gm) > 200
+    assert saved_bytes(gm) > 200
     run_twice(RecomputeToBudget(200), gm)
-    assert 0 < kept_bytes(gm) <= 200
+    assert 0 < saved_bytes(gm) <= 200
 
 
-def test_what_saves_most_bytes_for_its_time_goes_first(joint_graph: Capture) -> None:
+def test_cheapest_operators_per_byte_are_recomputed_first(joint_graph: Capture) -> None:
     def network(x: Tensor, w: Tensor) -> Tensor:
         return torch.tanh(torch.exp(x @ w) @ w).exp().sum()
 
@@ -315,14 +315,14 @@ def test_what_saves_most_bytes_for_its_time_goes_first(joint_graph: Capture) -> 
     assert all("mm" not in name for name in recomputed(gm)), "a product costs more than a pointwise operator"
 
 
-def test_draws_are_never_recomputed(joint_graph: Capture) -> None:
+def test_random_operators_are_never_recomputed(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (F.dropout(x.tanh(), 0.5) @ w).sum(), weight(8, 8), weight(8, 8))
     run_twice(RecomputeToBudget(0.0), gm)
     assert "bernoulli_default" not in recomputed(gm)
-    assert kept_bytes(gm) == 64
+    assert saved_bytes(gm) == 64
 
 
-def test_attention_without_dropout_draws_nothing_and_can_be_computed_again() -> None:
+def test_attention_without_dropout_is_not_random_and_can_be_recomputed() -> None:
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     graph = torch.fx.Graph()
     query = graph.placeholder("query")
@@ -334,7 +334,7 @@ def test_attention_without_dropout_draws_nothing_and_can_be_computed_again() -> 
     assert not is_random(graph.call_function(torch.ops.aten.exp.default, (query,)))
 
 
-def test_what_a_checkpoint_policy_has_decided_stays(joint_graph: Capture) -> None:
+def test_tags_of_a_checkpoint_policy_stay(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 3), weight(3, 4))
     (gelu,) = (node for node in gm.graph.nodes if node.name == "gelu")
     gelu.meta["recompute"] = CheckpointPolicy.MUST_SAVE
@@ -342,7 +342,7 @@ def test_what_a_checkpoint_policy_has_decided_stays(joint_graph: Capture) -> Non
     assert_fx_untouched(RecomputeToBudget(0.0), gm)
 
 
-def test_what_selective_checkpointing_has_tagged_stays_under_every_policy(joint_graph: Capture) -> None:
+def test_tags_of_selective_checkpointing_stay_under_every_policy(joint_graph: Capture) -> None:
     def save_tanh(_: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
         wanted = operator is torch.ops.aten.tanh.default
         return CheckpointPolicy.MUST_SAVE if wanted else CheckpointPolicy.PREFER_RECOMPUTE
@@ -378,7 +378,7 @@ def test_what_selective_checkpointing_has_tagged_stays_under_every_policy(joint_
     assert after["exp"] is CheckpointPolicy.MUST_RECOMPUTE
 
 
-def test_kept_bytes_are_symbolic_where_shapes_are(joint_graph: Capture) -> None:
+def test_saved_bytes_are_symbolic_where_shapes_are(joint_graph: Capture) -> None:
     x = torch.randn(6, 4)
     torch._dynamo.mark_dynamic(x, 0)
     gm = joint_graph(Stack(Block(), Block()), x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from joint_graphs import assert_tags, kept_bytes, weight
+from joint_graphs import assert_tags, saved_bytes, weight
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import functional as F
@@ -23,9 +23,9 @@ def gelu(x: Tensor) -> Tensor:
 # -- one number ----------------------------------------------------------------------------------------------------
 
 
-def test_half_of_what_is_kept_is_made_again(joint_graph: Capture) -> None:
+def test_scaled_and_shifted_tensors_are_recomputed(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w, v: (gelu(x @ w) @ v).sum(), weight(2, 3), weight(3, 4), weight(4, 2))
-    assert kept_bytes(gm) == 5 * 4 * 8  # the product, its half, tanh, one more than that, and the whole
+    assert saved_bytes(gm) == 5 * 4 * 8  # the product, its half, tanh, one more than that, and the whole
     assert_tags(
         RecomputeArithmetic(),
         gm,
@@ -43,17 +43,17 @@ def test_half_of_what_is_kept_is_made_again(joint_graph: Capture) -> None:
         sum = aten.sum.default(mm_1)  # f32[]
         """,
     )
-    assert kept_bytes(gm) == 3 * 4 * 8
+    assert saved_bytes(gm) == 3 * 4 * 8
 
 
-def test_a_chain_is_made_again_from_its_begin(joint_graph: Capture) -> None:
+def test_a_chain_is_recomputed_from_its_start(joint_graph: Capture) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         product = x @ w
         half = product / 2
         return (product.sin() + half.sin() + (half + 1).sin()).sum()
 
     gm = joint_graph(function, weight(2, 3), weight(3, 4))
-    assert kept_bytes(gm) == 3 * 4 * 8
+    assert saved_bytes(gm) == 3 * 4 * 8
     assert_tags(
         RecomputeArithmetic(),
         gm,
@@ -69,20 +69,20 @@ def test_a_chain_is_made_again_from_its_begin(joint_graph: Capture) -> None:
         sum = aten.sum.default(add_2)  # f32[]
         """,
     )
-    assert kept_bytes(gm) == 4 * 8
+    assert saved_bytes(gm) == 4 * 8
 
 
-def test_what_only_leads_to_a_kept_tensor_is_not_made_again(joint_graph: Capture) -> None:
+def test_an_unsaved_step_towards_a_saved_tensor_is_not_tagged(joint_graph: Capture) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         product = x @ w
         return (product.sin() + (product / 2 + 1).sin()).sum()  # of a sum no gradient reads its arguments
 
     gm = joint_graph(function, weight(2, 3), weight(3, 4))
     assert_fx_untouched(RecomputeArithmetic(), gm)
-    assert kept_bytes(gm) == 2 * 4 * 8
+    assert saved_bytes(gm) == 2 * 4 * 8
 
 
-def test_a_scaled_tensor_whose_source_is_not_kept_stays(joint_graph: Capture) -> None:
+def test_a_scaled_tensor_whose_source_is_not_saved_stays_saved(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (x @ w / 2).sin().sum(), weight(2, 3), weight(3, 4))
     assert_fx_untouched(RecomputeArithmetic(), gm)
 
@@ -122,9 +122,9 @@ GATED = (weight(2, 3), weight(3, 4), weight(3, 4), weight(4, 2))
 """`gated` saves the sigmoid, the second matmul and their product, 32 bytes each."""
 
 
-def test_a_product_of_two_kept_tensors_is_made_again_from_so_many_bytes(joint_graph: Capture) -> None:
+def test_a_large_product_of_two_saved_tensors_is_recomputed(joint_graph: Capture) -> None:
     gm = joint_graph(gated, *GATED)
-    assert kept_bytes(gm) == 3 * 32
+    assert saved_bytes(gm) == 3 * 32
     assert_tags(
         RecomputeArithmetic(32),
         gm,
@@ -137,7 +137,7 @@ def test_a_product_of_two_kept_tensors_is_made_again_from_so_many_bytes(joint_gr
         sum = aten.sum.default(mm_2)  # f32[]
         """,
     )
-    assert kept_bytes(gm) == 2 * 32
+    assert saved_bytes(gm) == 2 * 32
 
 
 def test_a_smaller_product_stays(joint_graph: Capture) -> None:
@@ -153,18 +153,18 @@ def test_a_product_that_the_program_gets_lives_anyway(joint_graph: Capture) -> N
     assert_fx_untouched(RecomputeArithmetic(0), joint_graph(function, *GATED))
 
 
-def test_what_is_no_arithmetic_stays(joint_graph: Capture) -> None:
+def test_other_operators_than_arithmetic_stay_saved(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w, v: (F.gelu(x @ w) @ v).sum(), weight(2, 3), weight(3, 4), weight(4, 2))
     assert_fx_untouched(RecomputeArithmetic(0), gm)
 
 
-def test_of_a_normalization_only_its_statistics_are_kept(joint_graph: Capture) -> None:
+def test_a_normalization_saves_only_its_statistics(joint_graph: Capture) -> None:
     def function(x: Tensor, w: Tensor, scale: Tensor, bias: Tensor, v: Tensor) -> Tensor:
         return (F.layer_norm(x @ w, (4,), scale, bias) @ v).sum()
 
     inputs = (weight(2, 3), weight(3, 4), weight(4), weight(4), weight(4, 2))
     gm = joint_graph(function, *inputs)
-    assert kept_bytes(gm) == 32 + 32 + 2 * 8  # what is normalized, the result, and mean and deviation of two rows
+    assert saved_bytes(gm) == 32 + 32 + 2 * 8  # what is normalized, the result, and mean and deviation of two rows
     assert_fx_untouched(RecomputeArithmetic(33), gm)
     assert_tags(
         RecomputeArithmetic(32),
@@ -180,7 +180,7 @@ def test_of_a_normalization_only_its_statistics_are_kept(joint_graph: Capture) -
         sum = aten.sum.default(mm_1)  # f32[]
         """,
     )
-    assert kept_bytes(gm) == 32 + 2 * 8
+    assert saved_bytes(gm) == 32 + 2 * 8
 
 
 def test_of_an_rms_normalization_that_is_spelled_out_too(joint_graph: Capture) -> None:
@@ -189,7 +189,7 @@ def test_of_an_rms_normalization_that_is_spelled_out_too(joint_graph: Capture) -
 
     gm = joint_graph(function, weight(2, 3), weight(3, 4), weight(4), weight(4, 2))
     # What is normalized, that by its root mean square, that by the scale, and the roots.
-    assert kept_bytes(gm) == 3 * 32 + 8
+    assert saved_bytes(gm) == 3 * 32 + 8
     assert_tags(
         RecomputeArithmetic(32),
         gm,
@@ -205,7 +205,7 @@ def test_of_an_rms_normalization_that_is_spelled_out_too(joint_graph: Capture) -
         sum = aten.sum.default(mm_1)  # f32[]
         """,
     )
-    assert kept_bytes(gm) == 32 + 8
+    assert saved_bytes(gm) == 32 + 8
 
 
 def test_a_normalization_whose_result_nothing_keeps_is_made_once(joint_graph: Capture) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from joint_graphs import assert_tags, kept_bytes, weight
+from joint_graphs import assert_tags, saved_bytes, weight
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
@@ -17,13 +17,13 @@ from ort_dynamo.passes.fx.recompute.recompute_casts import RecomputeCasts
 Capture = Callable[..., GraphModule]
 
 
-def test_the_narrow_side_of_a_widening_is_kept(joint_graph: Capture) -> None:
+def test_the_narrow_side_of_a_widening_is_saved(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x: (x * x).float().exp().sin().sum(), weight(4, 4, dtype=torch.bfloat16))
-    before = kept_bytes(gm)
+    before = saved_bytes(gm)
     # exp's gradient reads its result, sin's its input: neither reads the cast.
     assert_fx_untouched(RecomputeCasts(()), gm)
     gm = joint_graph(lambda x: (x * x).float().sin().sum(), weight(4, 4, dtype=torch.bfloat16))
-    before = kept_bytes(gm)
+    before = saved_bytes(gm)
     assert_tags(
         RecomputeCasts(()),
         gm,
@@ -34,10 +34,10 @@ def test_the_narrow_side_of_a_widening_is_kept(joint_graph: Capture) -> None:
         sum = aten.sum.default(sin)  # f32[]
         """,
     )
-    assert (before, kept_bytes(gm)) == (4 * 16, 2 * 16)
+    assert (before, saved_bytes(gm)) == (4 * 16, 2 * 16)
 
 
-def test_views_of_the_widened_tensor_are_made_again_with_it(joint_graph: Capture) -> None:
+def test_views_of_the_widened_tensor_are_recomputed_with_it(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x: (x * x).float().t().sin().sum(), weight(2, 4, dtype=torch.float16))
     assert_tags(
         RecomputeCasts(()),
@@ -60,12 +60,12 @@ def test_a_widened_tensor_that_is_returned_lives_anyway(joint_graph: Capture) ->
     assert_fx_untouched(RecomputeCasts(()), joint_graph(function, weight(4, dtype=torch.bfloat16)))
 
 
-def test_a_narrowed_activation_is_kept(joint_graph: Capture) -> None:
+def test_a_narrowed_activation_is_saved(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x: x.exp().bfloat16().sin().sum(), weight(4))
     assert_fx_untouched(RecomputeCasts(()), gm)
 
 
-def test_a_parameter_is_kept_and_not_its_copy(joint_graph: Capture) -> None:
+def test_a_parameter_is_saved_and_not_its_cast(joint_graph: Capture) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w.bfloat16()).sum()
 
@@ -89,7 +89,7 @@ def test_an_integer_cast_is_left_alone(joint_graph: Capture) -> None:
     assert_fx_untouched(RecomputeCasts((1,)), gm)
 
 
-def test_what_a_checkpoint_policy_decided_stays(joint_graph: Capture) -> None:
+def test_tags_of_a_checkpoint_policy_stay(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x: (x * x).float().sin().sum(), weight(4, dtype=torch.bfloat16))
     (cast,) = [node for node in JointGraph(gm).forward if node.name == "_to_copy"]
     cast.meta["recompute"] = CheckpointPolicy.MUST_SAVE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from joint_graphs import assert_tags, kept_bytes, weight
+from joint_graphs import assert_tags, saved_bytes, weight
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
@@ -17,9 +17,9 @@ from ort_dynamo.passes.fx.recompute.recompute_from_inputs import RecomputeFromIn
 Capture = Callable[..., GraphModule]
 
 
-def test_a_result_of_a_graphs_input_is_made_again(joint_graph: Capture) -> None:
+def test_a_result_of_a_graphs_input_is_recomputed(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x: x.exp().sum(), weight(4, 4))  # exp's gradient reads its result
-    assert kept_bytes(gm) == 4 * 16
+    assert saved_bytes(gm) == 4 * 16
     assert_tags(
         RecomputeFromInputs(),
         gm,
@@ -28,16 +28,16 @@ def test_a_result_of_a_graphs_input_is_made_again(joint_graph: Capture) -> None:
         sum = aten.sum.default(exp)  # f32[]
         """,
     )
-    assert kept_bytes(gm) == 0
+    assert saved_bytes(gm) == 0
 
 
-def test_a_result_of_a_kept_tensor_is_made_again(joint_graph: Capture) -> None:
+def test_a_result_of_a_saved_tensor_is_recomputed(joint_graph: Capture) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         before = x @ w
         return (torch.sigmoid(before) * before.sin()).sum()  # sin keeps the product, and so sigmoid need not be kept
 
     gm = joint_graph(function, weight(2, 3), weight(3, 4))
-    without = kept_bytes(gm)
+    without = saved_bytes(gm)
     assert_tags(
         RecomputeFromInputs(),
         gm,
@@ -49,15 +49,15 @@ def test_a_result_of_a_kept_tensor_is_made_again(joint_graph: Capture) -> None:
         sum = aten.sum.default(mul)  # f32[]
         """,
     )
-    assert kept_bytes(gm) == without - 2 * 4 * 8
+    assert saved_bytes(gm) == without - 2 * 4 * 8
 
 
-def test_a_result_of_what_is_not_kept_stays(joint_graph: Capture) -> None:
+def test_a_result_of_an_unsaved_tensor_stays_saved(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: torch.tanh(x @ w).sum(), weight(2, 3), weight(3, 4))
     assert_fx_untouched(RecomputeFromInputs(), gm)
 
 
-def test_a_chain_is_made_again_only_where_its_argument_stays(joint_graph: Capture) -> None:
+def test_a_chain_is_recomputed_only_from_a_saved_argument(joint_graph: Capture) -> None:
     # Both results are kept without the pass; the second could be made of the first, which is itself made again.
     gm = joint_graph(lambda x: x.exp().tanh().sum(), weight(4))
     assert_tags(
@@ -69,10 +69,10 @@ def test_a_chain_is_made_again_only_where_its_argument_stays(joint_graph: Captur
         sum = aten.sum.default(tanh)  # f32[]
         """,
     )
-    assert kept_bytes(gm) == 4 * 4
+    assert saved_bytes(gm) == 4 * 4
 
 
-def test_what_is_no_pointwise_operator_stays(joint_graph: Capture) -> None:
+def test_other_operators_than_pointwise_ones_stay_saved(joint_graph: Capture) -> None:
     assert_fx_untouched(RecomputeFromInputs(), joint_graph(lambda x: torch.softmax(x, 0).square().sum(), weight(4)))
     assert_fx_untouched(RecomputeFromInputs(), joint_graph(lambda x: torch.cumsum(x, 0).sin().sum(), weight(4)))
 
@@ -85,7 +85,7 @@ def test_a_result_that_the_program_gets_lives_anyway(joint_graph: Capture) -> No
     assert_fx_untouched(RecomputeFromInputs(), joint_graph(function, weight(4)))
 
 
-def test_views_of_a_result_are_made_again_with_it(joint_graph: Capture) -> None:
+def test_views_of_a_result_are_recomputed_with_it(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (x.exp().t() @ w).sum(), weight(3, 2), weight(3, 4))
     assert_tags(
         RecomputeFromInputs(),
@@ -97,15 +97,15 @@ def test_views_of_a_result_are_made_again_with_it(joint_graph: Capture) -> None:
         sum = aten.sum.default(mm)  # f32[]
         """,
     )
-    assert kept_bytes(gm) == 0
+    assert saved_bytes(gm) == 0
 
 
-def test_what_is_drawn_is_not_drawn_again(joint_graph: Capture) -> None:
+def test_a_random_mask_is_not_recomputed(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x: torch.nn.functional.dropout(x, 0.5).sum(), weight(4))
     assert_fx_untouched(RecomputeFromInputs(), gm)
 
 
-def test_what_a_checkpoint_policy_decided_stays(joint_graph: Capture) -> None:
+def test_tags_of_a_checkpoint_policy_stay(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x: x.exp().sum(), weight(4))
     (node,) = [node for node in JointGraph(gm).forward if node.name == "exp"]
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE

@@ -40,7 +40,7 @@ def kept(gm: GraphModule) -> dict[str, int]:
 # -- type 1 ------------------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_is_what_must_be_computed_again_from_what_is_kept_anyway(joint_graph: Capture) -> None:
+def test_a_cluster_holds_the_operators_to_recompute_from_saved_tensors(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 3), weight(3, 4))
     assert clusters(gm) == ["Gelu+:1"]
     assert_tags(
@@ -73,7 +73,7 @@ def test_a_longer_cluster_is_not_matched_by_its_end(joint_graph: Capture) -> Non
     )
 
 
-def test_a_cluster_stops_at_what_is_kept_anyway(joint_graph: Capture) -> None:
+def test_a_cluster_stops_at_a_saved_tensor(joint_graph: Capture) -> None:
     # Tanh's gradient reads its result: the cluster of the second tensor starts from there.
     gm = joint_graph(lambda x, w: ((torch.tanh(x) * 2).exp() @ w).sum(), weight(2, 3), weight(3, 4))
     assert clusters(gm) == ["Tanh+:1", "Mul+Exp+:1"]
@@ -91,7 +91,7 @@ def test_a_cluster_stops_at_what_is_kept_anyway(joint_graph: Capture) -> None:
     assert kept(gm) == {"tanh": 24}
 
 
-def test_views_have_no_name_and_are_made_again_with_what_they_show(joint_graph: Capture) -> None:
+def test_views_have_no_name_and_are_recomputed_with_their_base(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 2, 3), weight(3, 4))
     assert clusters(gm) == ["Gelu+:1"]
     assert_tags(
@@ -116,7 +116,7 @@ def test_the_results_of_one_operator_are_one_occurrence(joint_graph: Capture) ->
     assert kept(gm) == {}
 
 
-def test_a_dropout_multiplies_by_the_kept_mask_again(joint_graph: Capture) -> None:
+def test_a_recomputed_dropout_reads_the_saved_mask(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (F.dropout(F.gelu(x), 0.5) @ w).sum(), weight(2, 3), weight(3, 4))
     assert clusters(gm) == ["Gelu+Dropout+:1"]
     assert_tags(
@@ -135,13 +135,13 @@ def test_a_dropout_multiplies_by_the_kept_mask_again(joint_graph: Capture) -> No
     assert kept(gm) == {"bernoulli_default": 6}
 
 
-def test_a_product_with_a_mask_that_is_not_drawn_is_no_dropout(joint_graph: Capture) -> None:
+def test_a_product_with_a_mask_that_is_not_random_is_no_dropout(joint_graph: Capture) -> None:
     mask = torch.ones(2, 3, dtype=torch.bool)
     gm = joint_graph(lambda x, m, w: ((x * (m.float() / 0.5)) @ w).sum(), torch.randn(2, 3), mask, weight(3, 4))
     assert clusters(gm) == ["Cast+Div+Mul+:1"]
 
 
-def test_what_only_a_draw_can_make_again_has_no_cluster(joint_graph: Capture) -> None:
+def test_a_random_tensor_has_no_cluster(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: ((x * torch.rand_like(x)).exp() @ w).sum(), weight(2, 3), weight(3, 4))
     names = [node.name for node in JointGraph(gm).forward]
     assert "rand_like" in names
@@ -149,7 +149,7 @@ def test_what_only_a_draw_can_make_again_has_no_cluster(joint_graph: Capture) ->
     assert clusters(gm) == ["Mul+Exp+:1"]
 
 
-def test_what_a_checkpoint_policy_has_decided_is_in_no_cluster(joint_graph: Capture) -> None:
+def test_a_tensor_tagged_by_a_checkpoint_policy_is_in_no_cluster(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 3), weight(3, 4))
     (gelu,) = (node for node in gm.graph.nodes if node.name == "gelu")
     gelu.meta["recompute"] = CheckpointPolicy.PREFER_SAVE
@@ -225,7 +225,7 @@ def test_plans_go_together_and_do_not_depend_on_one_another(joint_graph: Capture
     )
 
 
-def test_the_nearest_of_what_exists_is_named_first(joint_graph: Capture) -> None:
+def test_the_nearest_existing_cluster_is_named_first(joint_graph: Capture) -> None:
     gm = chain_graph(joint_graph)
     with pytest.warns(
         UserWarning, match=r"'Gelu\+:2:-1', 'Matmul\+:1:1' matches nothing .* has 'Gelu\+:1:-1', 'MatM"
@@ -261,7 +261,7 @@ def test_a_compromise_keeps_the_narrow_side_of_a_cast(joint_graph: Capture) -> N
     assert kept(gm) == {"mm": 4 * 8 * 2}
 
 
-def test_a_cast_from_what_is_kept_anyway_is_no_compromise(joint_graph: Capture) -> None:
+def test_a_cast_of_an_input_belongs_to_the_cluster(joint_graph: Capture) -> None:
     # The narrow side is an input: it costs nothing, and so the whole of the wide one is saved.
     gm = joint_graph(lambda x, v: (torch.exp(x.float()) @ v).sum(), weight(4, 8, dtype=torch.bfloat16), weight(8, 2))
     assert clusters(gm) == ["Cast+Exp+:1"]
@@ -288,7 +288,7 @@ def test_the_earlier_plan_decides_where_two_take_the_same_tensors(joint_graph: C
 # -- the table ---------------------------------------------------------------------------------------------------
 
 
-def test_a_row_says_what_its_plan_saves_when_it_is_set_alone(joint_graph: Capture) -> None:
+def test_a_row_has_the_bytes_that_its_plan_alone_saves(joint_graph: Capture) -> None:
     gm = chain_graph(joint_graph)
     rows = plan_rows(JointGraph(gm))
     found = [(str(row.plan), row.frequency, row.nbytes) for row in rows]

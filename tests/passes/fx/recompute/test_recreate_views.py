@@ -197,7 +197,7 @@ def test_three_views_of_one_tensor_are_one_saved_tensor(joint_graph: Capture) ->
     assert sum(n.args[0].name == "sin" for n in again) == 1
 
 
-def test_a_chain_of_views_begins_at_what_is_saved(joint_graph: Capture) -> None:
+def test_a_chain_of_views_begins_at_the_saved_tensor(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (x.sin().transpose(0, 1).view(-1, 6) @ w).exp().sum(), weight(2, 1, 6), weight(6, 2))
     assert_fx_rewrites(
         RecreateViews(),
@@ -328,7 +328,7 @@ def test_parts_and_repetitions_cross_as_they_are(function: Callable[..., Any], j
     assert_fx_untouched(RecreateViews(), gm)
 
 
-def test_what_is_computed_again_stays_the_partitioners(joint_graph: Capture) -> None:
+def test_views_of_recomputed_tensors_are_left_to_the_partitioner(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: F.linear(x, w.sin()).exp().sum(), weight(5, 3), weight(4, 3))
     (view,) = (n for n in JointGraph(gm).forward if n.target is aten.t.default)
     (reader,) = (user for user in view.users if JointGraph(gm).is_forward(user))

@@ -17,7 +17,7 @@ def half(x: Tensor) -> tuple[Tensor, ...]:
     return last, x, first, last
 
 
-def test_what_is_kept_is_a_husk_and_the_graphs_own_result_is_not() -> None:
+def test_saved_tensors_become_husks_and_results_do_not() -> None:
     x = torch.randn(8, 4)
     gm = make_fx(half)(x)
     assert_fx_rewrites(

@@ -45,7 +45,7 @@ from channels_last_graphs import IMAGES, WEIGHT, block, conv, converted
         lambda x: x + x.flip(2),
     ],
 )
-def test_what_stands_between_convolutions_computes_the_same(between: Callable[..., Any], mode: str) -> None:
+def test_operators_between_convolutions_compute_the_same(between: Callable[..., Any], mode: str) -> None:
     _, modified = converted(lambda x, w: conv(between(conv(x, w)), w), IMAGES, WEIGHT, mode=mode)
     assert modified
 
@@ -88,7 +88,7 @@ def test_the_gradient_of_a_mean_computes_the_same(mode: str) -> None:
     assert modified
 
 
-def test_what_is_expanded_late_is_as_traced_to_what_does_not_follow() -> None:
+def test_late_expansion_has_traced_strides_for_other_readers() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> Any:
         means = conv(x, w).mean((2, 3), keepdim=True)
         return means.expand(2, 8, 6, 6).exp().view(2, -1).cumsum(1), means.expand(2, 8, 6, 6) + 1, conv(x, w)

@@ -20,7 +20,7 @@ GRADIENT = f"[0], {PADDED.removeprefix('None, ')}, [True, True, False]"
 FASTER = 'chosen="torch\'s convolutions are faster in channels_last"'
 
 
-def test_what_follows_a_convolution_follows_its_layout_to_the_output() -> None:
+def test_operators_after_a_convolution_take_its_layout_up_to_the_output() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> Any:
         return conv(x, w).relu() + 1
 
@@ -84,7 +84,7 @@ def test_two_convolutions_of_one_tensor_share_its_copy() -> None:
     assert_same(gm, function, IMAGES, WEIGHT)
 
 
-def test_an_operator_that_is_not_known_reads_what_it_was_traced_with() -> None:
+def test_an_unknown_operator_reads_its_traced_layout() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> Any:
         return conv(x, w).view(2, -1).cumsum(1), conv(x, w).relu()
 
@@ -225,7 +225,7 @@ def test_channels_that_are_the_last_dimension_in_between_are_not_moved_there() -
     assert_same(gm, function, *inputs)
 
 
-def test_what_was_put_in_order_is_an_alias_of_what_is() -> None:
+def test_contiguous_becomes_an_alias_of_a_contiguous_tensor() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return conv(x, w).permute(0, 2, 3, 1).contiguous().view(-1, 8).cumsum(0)
 
@@ -260,7 +260,7 @@ def test_what_was_put_in_order_is_an_alias_of_what_is() -> None:
     assert_same(gm, function, IMAGES, WEIGHT)
 
 
-def test_images_whose_sides_change_places_are_put_in_order_once() -> None:
+def test_a_transpose_of_image_sides_is_made_contiguous_once() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> Any:
         return conv(conv(x, w).permute(0, 1, 3, 2), w)
 
@@ -302,7 +302,7 @@ UNTOUCHED = {
 
 
 @pytest.mark.parametrize("name", UNTOUCHED)
-def test_what_gains_nothing_is_not_copied(name: str) -> None:
+def test_graphs_without_a_gain_are_not_copied(name: str) -> None:
     assert_fx_untouched(ConvertToChannelsLast(), traced(lambda x, w: conv(x, w).relu(), *UNTOUCHED[name]))
 
 
@@ -361,7 +361,7 @@ def test_the_gradient_of_a_mean_is_divided_before_it_is_expanded() -> None:
     assert_same(gm, function, *inputs)
 
 
-def test_what_is_computed_before_it_is_expanded_stays_in_its_half() -> None:
+def test_division_moved_before_its_expand_stays_in_the_forward() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return conv(x.sum((2, 3), keepdim=True).expand(2, 8, 12, 12) / 2, w)
 

@@ -139,7 +139,7 @@ def statistics(gm: GraphModule) -> list[torch.dtype]:
     return read
 
 
-def test_only_what_torch_runs_is_marked(joint_graph: Capture) -> None:
+def test_only_operators_in_torch_are_marked(joint_graph: Capture) -> None:
     x = torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True)
     gm = joint_graph(lambda x: F.group_norm(x, 2).sum(), x)
     assert not run_twice(GiveKernelDtypes(), gm)
@@ -150,7 +150,7 @@ def test_only_what_torch_runs_is_marked(joint_graph: Capture) -> None:
     assert statistics(gm) == [torch.bfloat16] * 2
 
 
-def test_what_torch_keeps_in_float32_stays(joint_graph: Capture) -> None:
+def test_float32_statistics_of_torchs_kernel_stay(joint_graph: Capture) -> None:
     x = torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True)
     gm = joint_graph(lambda x: F.layer_norm(x, (4,), torch.ones(4)).sum(), x)
     for node in gm.graph.nodes:

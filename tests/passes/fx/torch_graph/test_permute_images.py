@@ -17,7 +17,7 @@ from ort_dynamo.testing import TOLERANCES
 from ort_dynamo.torch_internals.kernels.operators import aten
 
 
-def test_what_stands_between_two_convolutions_has_its_channels_last() -> None:
+def test_operators_between_two_convolutions_have_channels_last() -> None:
     inputs = X, W, SMALL
     assert_permuted(
         lambda x, w, v: convolution(F.relu(convolution(x, w) * 2), v),
@@ -54,7 +54,7 @@ def test_what_stands_between_two_convolutions_has_its_channels_last() -> None:
     )
 
 
-def test_a_weight_is_laid_out_once_and_as_it_is_cast() -> None:
+def test_a_weight_is_permuted_once_with_its_cast() -> None:
     def twice(x: Tensor, w: Tensor) -> Tensor:
         half = w.bfloat16()
         return convolution(F.relu(convolution(x.bfloat16(), half)), half)
@@ -146,7 +146,7 @@ def test_pools_run_in_torch_and_keep_the_layout() -> None:
     )
 
 
-def test_what_reads_an_image_otherwise_reads_it_as_it_was_traced() -> None:
+def test_other_readers_of_an_image_read_its_traced_layout() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         y = F.relu(convolution(x, w))
         return aten.view(y, [2, 4, -1]).cumsum(-1)
@@ -233,7 +233,7 @@ def test_float32_is_left_alone_without_tf32() -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_the_gradient_of_a_weight_is_laid_out_as_the_weight(layout: torch.memory_format) -> None:
+def test_the_gradient_of_a_weight_has_the_weights_layout(layout: torch.memory_format) -> None:
     gradient, x, w = random(2, 8, 8, 8), X, W.contiguous(memory_format=layout)
 
     def function(g: Tensor, x: Tensor, w: Tensor) -> Any:

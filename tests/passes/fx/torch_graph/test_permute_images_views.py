@@ -182,7 +182,7 @@ def test_an_expanded_image_is_convolved() -> None:
     )
 
 
-def test_views_of_what_follows_stay_possible() -> None:
+def test_views_of_rewritten_operators_stay_valid() -> None:
     def function(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
         y = torch.exp(convolution(x, w).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # in memory as the convolution is
         return aten.view(y, [2, -1]) + aten.view(convolution(y, v), [2, -1])

@@ -73,12 +73,12 @@ def test_gradients_that_a_mask_leaves_out_have_no_elements(mask: tuple[bool, ...
     assert not chosen(lambda g, x, *others: backward(g.exp(), x, *others), *given)
 
 
-def test_with_several_threads_a_session_that_follows_costs_what_spinning_threads_take_from_it() -> None:
+def test_with_several_threads_a_following_session_raises_the_price_of_torch() -> None:
     assert chosen(between(torch.lgamma), VERY_MANY, threads=2)
     assert not chosen(between(torch.lgamma), MANY, threads=2)
 
 
-def test_with_several_threads_what_no_session_follows_is_torchs() -> None:
+def test_with_several_threads_an_operator_that_no_session_follows_is_torchs() -> None:
     def last(x: Tensor) -> Tensor:
         return x.exp().lgamma().t()
 
@@ -102,7 +102,7 @@ def test_no_graph_is_cut_for_an_operator_that_gains_less_than_a_boundary_costs(t
     assert not chosen(lambda x: x.exp().sign(), VERY_MANY, threads=threads)
 
 
-def test_what_only_fills_is_torchs_where_torch_can_run_all_else() -> None:
+def test_a_fill_is_torchs_where_torch_runs_all_else() -> None:
     assert chosen(lambda x: (x.sign(), torch.zeros_like(x)), FEW) == {
         "aten.sign.default": "ONNX Runtime takes 7.2 times as long",
         "aten.zeros_like.default": FILLS,
@@ -190,7 +190,7 @@ def test_alone_only_forms_that_were_measured_are_chosen(
     assert not chosen(nearest_other, MANY)
 
 
-def test_bags_are_counted_by_what_they_read() -> None:
+def test_embedding_bags_are_priced_by_their_indices() -> None:
     def bags(table: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
         found: Tensor = aten._embedding_bag(table.exp(), rows, starts)[0]
         return found.exp()
@@ -218,7 +218,7 @@ def test_another_price_decides_otherwise(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("overload", FORMS, ids=str)
-def test_a_session_could_run_what_is_in_the_table(overload: Any) -> None:
+def test_operators_in_the_table_have_lowerings(overload: Any) -> None:
     assert overload in registered()
 
 

@@ -236,7 +236,7 @@ def test_a_view_of_an_input_is_not_overwritten() -> None:
     assert_fx_untouched(Reinplace(), traced(lambda x: torch.relu(x.t()), X))
 
 
-def test_what_leaves_the_graph_is_not_overwritten() -> None:
+def test_an_output_is_not_overwritten() -> None:
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
         product = x @ x
         return product, torch.relu(product)
@@ -244,7 +244,7 @@ def test_what_leaves_the_graph_is_not_overwritten() -> None:
     assert_fx_untouched(Reinplace(), traced(both, X))
 
 
-def test_what_is_read_later_is_not_overwritten() -> None:
+def test_a_tensor_read_later_is_not_overwritten() -> None:
     def late(x: Tensor) -> Tensor:
         product = x @ x
         return torch.relu(product) @ product
@@ -252,7 +252,7 @@ def test_what_is_read_later_is_not_overwritten() -> None:
     assert_fx_untouched(Reinplace(), traced(late, X))
 
 
-def test_what_was_read_before_is_overwritten() -> None:
+def test_a_tensor_read_before_is_overwritten() -> None:
     def early(x: Tensor) -> Tensor:
         product = x @ x
         return (product @ x) @ torch.relu(product)
@@ -278,7 +278,7 @@ def test_what_was_read_before_is_overwritten() -> None:
     )
 
 
-def test_what_has_a_view_that_is_read_later_is_not_overwritten() -> None:
+def test_the_base_of_a_view_read_later_is_not_overwritten() -> None:
     def viewed(x: Tensor) -> Tensor:
         product = x @ x
         turned = product.t()
@@ -287,7 +287,7 @@ def test_what_has_a_view_that_is_read_later_is_not_overwritten() -> None:
     assert_fx_untouched(Reinplace(), traced(viewed, X))
 
 
-def test_a_view_of_what_is_read_later_is_not_overwritten() -> None:
+def test_a_view_of_a_tensor_read_later_is_not_overwritten() -> None:
     def viewed(x: Tensor) -> Tensor:
         product = x @ x
         return torch.relu(product.view(2, 8)).view(4, 4) @ product
@@ -295,7 +295,7 @@ def test_a_view_of_what_is_read_later_is_not_overwritten() -> None:
     assert_fx_untouched(Reinplace(), traced(viewed, X))
 
 
-def test_what_is_read_in_another_order_while_it_is_written_is_not_overwritten() -> None:
+def test_a_tensor_read_transposed_by_the_same_operator_is_not_overwritten() -> None:
     def turned(x: Tensor) -> Tensor:
         product = x @ x
         return product.view(4, 4).add(product.t())
@@ -340,12 +340,12 @@ def test_another_dtype_is_not_overwritten() -> None:
     assert_fx_untouched(Reinplace(), traced(lambda x: (x @ x) > 0, X))
 
 
-def test_what_a_session_gives_is_not_overwritten() -> None:
+def test_a_sessions_output_is_not_overwritten() -> None:
     gm = outer(lambda x: torch.relu(x @ x), X, islands=(aten.mm.default,))
     assert_fx_untouched(Reinplace(), gm)
 
 
-def test_what_a_session_reads_is_not_overwritten() -> None:
+def test_a_sessions_input_is_not_overwritten() -> None:
     def read(x: Tensor) -> tuple[Tensor, Tensor]:
         product = x @ x
         return torch.exp(product), torch.relu(product)

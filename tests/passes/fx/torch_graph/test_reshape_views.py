@@ -25,7 +25,7 @@ def outer(function: Callable[..., Any], *inputs: Tensor, islands: tuple[Any, ...
     return segment(gm, refuse, torch.device("cpu")).gm
 
 
-def test_a_view_of_what_torch_computed_is_a_reshape() -> None:
+def test_a_view_of_torchs_result_becomes_a_reshape() -> None:
     assert_fx_rewrites(
         ReshapeViews(),
         """
@@ -45,7 +45,7 @@ def test_a_view_of_what_torch_computed_is_a_reshape() -> None:
     )
 
 
-def test_a_view_of_what_a_session_computed_stays() -> None:
+def test_a_view_of_a_sessions_output_stays() -> None:
     gm = outer(lambda x: x.sin().view(6), torch.ones(2, 3), islands=(aten.sin.default,))
     assert_fx_untouched(ReshapeViews(), gm)
 

@@ -27,7 +27,7 @@ def test_reshapes_and_casts_pass_sizes_on_in_both_directions() -> None:
     assert {found[name] for name in "cdr"} == {Size(7)}  # Exp keeps sizes, too, but is not in the list
 
 
-def test_what_is_unknown_equals_only_what_it_is_connected_with() -> None:
+def test_an_unknown_size_equals_only_the_sizes_connected_with_it() -> None:
     found = sizes("g (float[?, 2] x, float[?, 2] y) => (float[?, 2] r) { a = Neg (x) b = Exp (a) r = Neg (b) }")
     assert found["x"] == found["a"]
     assert found["b"] == found["r"]

@@ -416,7 +416,7 @@ def test_insert_and_reduce_leaves_nodes_alone_that_no_cast_concerns() -> None:
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("name", ["Softmax", "Tanh"])
-def test_what_computes_in_float32_anyway_becomes_narrow_between_casts(name: str, level: int) -> None:
+def test_operators_that_compute_in_float32_internally_become_narrow_between_casts(name: str, level: int) -> None:
     check(
         f"g (float16[2, 3] x) => (float16[2, 3] y) {{ a = => f32(x) b = {name} (a) c = => f16(b) y = Exp (c) }}",
         f"g (float16[2, 3] x) => (float16[2, 3] y) {{ b = {name} (x) y = Exp (b) }}",
@@ -542,7 +542,7 @@ def test_the_body_of_a_loop_keeps_its_signature() -> None:
     )
 
 
-def test_the_body_of_a_scan_keeps_its_signature_and_reads_what_was_widened_outside() -> None:
+def test_the_body_of_a_scan_keeps_its_signature_and_reads_a_narrow_outer_value() -> None:
     before = """g (float16[2] x, float[2] s, float[3, 2] z) => (float[2] y, float16[3, 2] r) {
         a = => f32(x)
         y, r = Scan <num_scan_inputs = 1, body = b (float[2] t, float[2] i) => (float[2] u, float16[2] o) {

@@ -116,7 +116,7 @@ CHAIN = """g (int64[5,37] a, int32[5,37] b, int64[37] c) => (int64[5,37] y, bool
 }"""
 
 
-def test_what_is_around_joins_the_kernel() -> None:
+def test_neighbouring_operators_join_the_kernel() -> None:
     model = fused(CHAIN)
     assert len(list(model.graph)) == 1
     inputs = arrays(model)
@@ -165,7 +165,7 @@ def integer_graph(seed: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_generated_graph_computes_what_it_did(seed: int) -> None:
+def test_a_generated_graph_computes_the_same(seed: int) -> None:
     plain = integer_graph(seed)
     onnx.checker.check_model(plain, full_check=True)
     model = fused(plain)

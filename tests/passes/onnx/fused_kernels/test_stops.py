@@ -93,7 +93,7 @@ def test_no_kernel_of_rows_stops() -> None:
     assert kernel_of(model)
 
 
-def test_only_what_is_marked_stops() -> None:
+def test_only_marked_lookups_stop() -> None:
     model = ir.from_proto(onnx.parser.parse_model(HEADER + LOOKUP))
     FuseKernels()(model)
     assert not any(kernel.stops for kernel in fused_kernels(model).values())

@@ -82,7 +82,7 @@ def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
     largest = max(map(_order, shown))
     spaces = dict.fromkeys(tuple(s for s in shape if s != Size()) for shape in shown if _order(shape) == largest)
     along = tuple(size for size in group.columns if size != Size())
-    refused = CannotFuseError("rows of other columns")
+    refused = CannotFuseError("the columns are not the last axes of the group's largest tensor")
     for space in spaces:  # with a permutation inside there are several, and some do not have the outputs in order
         if space[len(space) - len(along) :] == along and bool(along) == bool(group.columns):
             try:
@@ -142,10 +142,10 @@ class _Lowering:
         steps = tuple(self._steps.steps)
         kernel = Kernel(self._loops, self._columns, inputs, steps, outputs, tuple(stores), self._part)
         if kernel.part and kernel.is_long:
-            raise CannotFuseError("sums of columns of long rows")
+            raise CannotFuseError("the rows are too long to be summed in parts")
         loads = [step for step in steps if isinstance(step, Load)]
         if kernel.stops and (kernel.columns or any(load.only or load.places for load in loads)):
-            raise CannotFuseError("a stop at numbers that may not be read")
+            raise CannotFuseError("a kernel with a stop reduces rows, or loads conditionally or by an index")
         check_totals(kernel)
         return kernel
 
@@ -161,25 +161,25 @@ class _Lowering:
         assert x is not None
         rows, columns = product(self._loops[: -self._columns]), product(self._loops[-self._columns :])
         if product(self._shapes(x)) != product(self._loops) or rows.symbols or columns.symbols:
-            raise CannotFuseError("a sum over other rows")
+            raise CannotFuseError("the rows of a sum are symbolic or are not the rows of the kernel")
         every = range(len(self._loops))
         layout = regrouped(self._loops, every, self._shapes(x))
         if [loop for axis in layout[summed_axes(node) :] for loop in axis] != list(every[-self._columns :]):
-            raise CannotFuseError("a sum of other columns")
+            raise CannotFuseError("the columns of a sum are not the columns of the kernel")
         whole = any(reduced_axes(one) is not None for one in self._group.nodes)
         self._part = (part_of(rows.factor, whole=whole) or 0) if self._in_parts else rows.factor
         if not self._part:
-            raise CannotFuseError("rows that have no equal parts")
+            raise CannotFuseError("the rows cannot be divided into equal parts")
         return self._step(x, layout), rows.factor // self._part
 
     def _total(self, node: ir.Node, layout: Layout, only: Only) -> int:
         """Return the step of a sum over rows that other nodes of the group read."""
         columns = list(range(len(self._loops) - self._columns, len(self._loops)))
         if only or [loop for axis in layout for loop in axis] != columns:
-            raise CannotFuseError("a sum of columns in another order")
+            raise CannotFuseError("a sum over rows is read in another order than the order of the columns")
         step, parts = self._summand(node)
         if parts > 1:
-            raise CannotFuseError("a sum of columns that is read before all parts are added")
+            raise CannotFuseError("a sum over rows is read before its parts are added")
         return self._steps.add(Total(_dtype(node.outputs[0]), step))
 
     def _stored(self, output: ir.Value) -> Layout:
@@ -191,7 +191,7 @@ class _Lowering:
             loops = every[-self._columns :] if self._is_of_sums(output) else every[: -self._columns]
             if product(shape) == product([self._loops[loop] for loop in loops]):
                 return regrouped(self._loops, loops, shape)
-        raise CannotFuseError("an output of another size")
+        raise CannotFuseError("an output has neither the size of the kernel nor the size of its rows or columns")
 
     def _is_of_sums(self, value: ir.Value) -> bool:
         """Check whether a value depends on a sum over rows that the group makes."""
@@ -245,7 +245,7 @@ class _Lowering:
             elif number and stride.factor:
                 offset = _total(offset, Size(number) * stride)
         if not places and not self._is_in_runs(mine) and not self._has_no_other:
-            raise CannotFuseError("neighbours that are far apart in memory")
+            raise CannotFuseError("neighbouring points load elements that are far apart in memory")
         return self._steps.add(Load(_dtype(value), self._places[value], mine, offset, only, tuple(places)))
 
     @property
@@ -274,7 +274,7 @@ class _Lowering:
             return regrouped(self._counts, sequence, shape)
         except SplitLoop as split:
             if split.loop >= len(self._loops):
-                raise CannotFuseError("a piece of several axes") from split
+                raise CannotFuseError("a reshape splits the axis of a piece") from split
             raise
 
     def _moved(self, node: ir.Node, value: ir.Value, source: ir.Value, layout: Layout) -> Layout:
@@ -291,7 +291,7 @@ class _Lowering:
             count = Size(before[axis].factor // after[axis].factor)
             return (*layout[:axis], (self._at(number, count), *layout[axis]), *layout[axis + 1 :])
         if product(before) != product(after):
-            raise CannotFuseError("a reshape of sizes that are not known to be equal")
+            raise CannotFuseError("the input and the output of a reshape may differ in size")
         return self._regrouped([loop for axis in layout for loop in axis], before)
 
     def _at(self, number: int, count: Size, *, is_step: bool = False) -> int:
@@ -301,7 +301,7 @@ class _Lowering:
     def _index(self, indices: ir.Value, layout: Layout, count: Size, only: Only) -> int:
         """Return the step of an index, from 0 up; a negative one counts from the end."""
         if count.symbols:
-            raise CannotFuseError("indices into an axis of a symbolic size")
+            raise CannotFuseError("an index selects from an axis of symbolic size")
         index = self._steps.convert(self._step(indices, layout, only), ir.DataType.INT64)
         zero, size = (self._steps.constant(number, ir.DataType.INT64) for number in (0, count.factor))
         return self._steps.where(self._steps.compare("lt", index, zero), self._steps.apply("add", index, size), index)
@@ -324,7 +324,7 @@ class _Lowering:
         assert updates is not None
         axis = node.attributes.get_int("axis", 0) % len(layout)
         if any(loop >= len(self._loops) for loop in layout[axis]):
-            raise CannotFuseError("a place that no loop counts")
+            raise CannotFuseError("no loop traverses the axis of a ScatterElements")
         count = self._shapes(data)[axis]
         of_row = (*layout[:axis], (), *layout[axis + 1 :])
         index = self._index(indices, of_row, count, only)
@@ -341,11 +341,11 @@ class _Lowering:
         pieces = [one for one in node.inputs if one is not None]
         sizes = {self._shapes(one)[axis] for one in pieces}
         if len(sizes) > 1:
-            raise CannotFuseError("a concatenation of unequal pieces")
+            raise CannotFuseError("the inputs of a Concat differ in size")
         (size,) = sizes
         outer, inner = self._regrouped(layout[axis], (Size(len(pieces)), size))
         if len(outer) != 1 or outer[0] >= len(self._loops):
-            raise CannotFuseError("pieces that no loop counts")
+            raise CannotFuseError("no loop traverses the inputs of a Concat")
         (loop,) = outer
         of_piece = (*layout[:axis], inner, *layout[axis + 1 :])
         counter = Counter(ir.DataType.INT64, tuple(Size(int(other == loop)) for other in range(len(self._loops))))
@@ -366,23 +366,23 @@ class _Lowering:
         along = self._regrouped(every, shape[axes.start :])
         rows = layout[: axes.start]
         if any(loop in every for axis in rows for loop in axis) or any(loop in every for loop, _ in only):
-            raise CannotFuseError("rows that run along columns")
+            raise CannotFuseError("the rows of a reduction run along the columns of the kernel")
         full = (*rows, *along)
         if value is node.outputs[0] and not node.op_type.startswith("Reduce") and layout != full:
-            raise CannotFuseError("a row of another order")
+            raise CannotFuseError("a result per row is read in another order than it is computed")
         read = [one for one in node.inputs if one is not None]
         read = read[:1] if node.op_type.startswith("Reduce") else read
         found = [self._step(one, broadcast_operand(full, shape, self._shapes(one)), only) for one in read]
         columns = product(shape[axes.start :])
         if columns.symbols:
-            raise CannotFuseError("rows of a symbolic length")
+            raise CannotFuseError("the reduced axes have a symbolic size")
         kept = (*rows, *((),) * len(axes))
         for output, step in zip(node.outputs, lowered_rows(self._steps, node, found, columns.factor), strict=False):
             of_row = rows if len(self._shapes(output)) == len(rows) else kept
             is_full = output is node.outputs[0] and not node.op_type.startswith("Reduce")
             self._known[output, full if is_full else of_row, only] = step
         if (value, layout, only) not in self._known:
-            raise CannotFuseError("a row's number in another place")
+            raise CannotFuseError("a result per row is read with another layout")
 
 
 def _total(first: Size, second: Size) -> Size:
@@ -390,11 +390,11 @@ def _total(first: Size, second: Size) -> Size:
     if not first.factor:
         return second
     if first.symbols != second.symbols:
-        raise CannotFuseError("an offset of several symbols")
+        raise CannotFuseError("an offset depends on several symbols")
     return Size(first.factor + second.factor, first.symbols)
 
 
 def _dtype(value: ir.Value) -> ir.DataType:
     if value.dtype is None:
-        raise CannotFuseError("a value of no type")
+        raise CannotFuseError("a value has no dtype")
     return value.dtype

@@ -52,7 +52,7 @@ def regrouped(loops: Sequence[Size], sequence: Sequence[int], shape: Sequence[Si
         axis: list[int] = []
         while size != _ONE:
             if not left:
-                raise CannotFuseError("fewer points than elements")
+                raise CannotFuseError("the tensor has more elements than the loops visit")
             loop = left[0]
             if (rest := _quotient(size, loops[loop])) is not None:
                 axis.append(left.pop(0))
@@ -60,10 +60,10 @@ def regrouped(loops: Sequence[Size], sequence: Sequence[int], shape: Sequence[Si
             elif (inner := _quotient(loops[loop], size)) is not None:
                 raise SplitLoop(loop, size, inner)
             else:
-                raise CannotFuseError("axes of different factors")
+                raise CannotFuseError("the loops' trip counts do not divide the tensor's axes")
         layout.append(tuple(axis))
     if any(loops[loop] != _ONE for loop in left):
-        raise CannotFuseError("fewer elements than points")
+        raise CannotFuseError("the loops visit more points than the tensor has elements")
     return tuple(layout)
 
 
@@ -89,7 +89,7 @@ def broadcast_operand(layout: Layout, shape: Sequence[Size], operand: Sequence[S
     found = []
     for axis, size in enumerate(operand):
         if size not in (_ONE, shape[missing + axis]):
-            raise CannotFuseError("sizes that are not known to be equal")
+            raise CannotFuseError("the size of an operand may differ from the size of the result")
         found.append(() if size == _ONE else layout[missing + axis])
     return tuple(found)
 

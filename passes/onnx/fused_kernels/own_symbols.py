@@ -44,7 +44,7 @@ def with_own_symbols(
         if size == Size(1, size.symbols[:1]) and size.symbols
     }
     if missing := numbers.keys() - places.keys():
-        raise CannotFuseError(f"{len(missing)} symbols that no input has")
+        raise CannotFuseError(f"no input has a dimension for {len(missing)} of the symbols")
 
     def anew(sizes: Sequence[Size]) -> tuple[Size, ...]:
         return tuple(Size(size.factor, tuple(sorted(numbers[symbol] for symbol in size.symbols))) for size in sizes)

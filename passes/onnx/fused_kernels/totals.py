@@ -19,23 +19,23 @@ def check_totals(kernel: Kernel) -> None:
     if not kernel.columns:
         return
     if any(_is_misplaced(kernel, store) for store in kernel.stores):
-        raise CannotFuseError("numbers of columns that no sum makes, or rows that one does")
+        raise CannotFuseError("an output per column depends on no sum over rows, or an output per row depends on one")
     if not any(kernel.late):
         return
     if kernel.has_row_numbers or product(kernel.row_loops) == Size():
-        raise CannotFuseError("sums over rows that are read beside sums along them, or of one row")
+        raise CannotFuseError("a step reads a sum over rows, and the kernel also reduces along rows or has one row")
     needed, left = set[int](), [number for number, is_late in enumerate(kernel.late) if is_late]
     while left:
         number = left.pop()
         step = kernel.steps[number]
         if isinstance(step, Total):
             if kernel.late[step.argument]:
-                raise CannotFuseError("a sum of what is summed")
+                raise CannotFuseError("a sum over rows depends on another sum over rows")
             continue
         if isinstance(step, Load | Counter) and any(size.factor for size in step.strides[:rows]):
-            raise CannotFuseError("rows that are read when all are added")
+            raise CannotFuseError("a step that depends on a sum over rows reads a value per row")
         if isinstance(step, Load) and (step.only or step.places):
-            raise CannotFuseError("numbers that are read for some rows alone")
+            raise CannotFuseError("a step that depends on a sum over rows loads conditionally or by an index")
         left += [one for one in read_by(step) if one not in needed]
         needed.update(read_by(step))
 

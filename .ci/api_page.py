@@ -1,4 +1,4 @@
-"""Writes docs/reference/api.md, the reference of what is public, from the docstrings: `python .ci/api_page.py`."""
+"""Writes docs/reference/api.md, the reference of the public names, from their docstrings: `python .ci/api_page.py`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TRAINING = {
     "utils.hooks": "Hooks that look at activations.",
     "utils.data": "Samplers.",
 }
-"""Module below ort_dynamo.training -> what is said of it."""
+"""Module below ort_dynamo.training -> its description."""
 
 OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "passes.onnx": ("Passes on ONNX models.", ()),
@@ -59,7 +59,7 @@ OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "testing": ("For tests of lowerings, passes and models.", ()),
     "fx_testing": ("For tests of passes on FX graphs.", ()),
 }
-"""Module below ort_dynamo -> what is said of it, and its names to list; none stands for all."""
+"""Module below ort_dynamo -> its description, and the names to list; none stands for all."""
 
 _TABLES = ("TOLERANCES", "EXACT")
 """Public values that have no docstring of their own."""

@@ -1,4 +1,4 @@
-"""The cells of the matrix of versions: what is tried with what, and by which tests."""
+"""The cells of the matrix of versions: sets of package versions, and the tests that run on each."""
 
 from __future__ import annotations
 

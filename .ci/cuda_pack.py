@@ -110,12 +110,12 @@ def _entries(code: bytes | bytearray, at: int, end: int) -> Iterator[Entry]:
 
 
 def zeroed(code: bytearray, keep: int, unpack: Unpack) -> Counter[str]:
-    """Zero what is not needed in a section of device code. Gives the bytes, by reason."""
+    """Zero unneeded kernels in a section of device code. Gives the bytes by reason."""
     gone: Counter[str] = Counter()
     for entries in list(fat_binaries(code)):
         kept = [entry for entry in entries if entry.kind == _ELF and entry.architecture == keep]
         for entry in entries:
-            if kept and entry not in kept:  # without code for the architecture, CUDA compiles what there is
+            if kept and entry not in kept:  # without code for the architecture, CUDA compiles the PTX
                 reason = f"architecture {entry.architecture}"
             elif (names := kernels(code, entry, unpack)) and all(map(UNUSED.search, names)):
                 reason = "unused"

@@ -1,4 +1,4 @@
-/* What CUDA's and TensorRT's libraries are asked while ONNX Runtime makes its providers, answered as one device would
+/* Answers, as one device would, the calls of CUDA's and TensorRT's libraries while ONNX Runtime makes its providers
    that computes nothing. record_kernels.py builds it three times: to be loaded first, and in the place of the driver
    (-DDRIVER) and of TensorRT (-DTENSORRT), whose provider the build makes together with CUDA's. */
 #if defined(DRIVER)

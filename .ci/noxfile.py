@@ -10,7 +10,7 @@ an environment, in which the other packages are exchanged, because torch is most
     nox -f .ci/noxfile.py -s cells -- --remove                          each environment is removed after its cells
     nox -f .ci/noxfile.py -s cells --install-only                       the environments alone
     nox -f .ci/noxfile.py -s report                                     the page, from the records there are
-    nox -f .ci/noxfile.py -s fresh                                      what pip installs today, without constraints
+    nox -f .ci/noxfile.py -s fresh                                      the newest releases, without constraints
 
 `--envdir FOLDER` (absolute) keeps the environments elsewhere. Interpreters are those on the PATH; where one is missing,
 the page says so.
@@ -70,7 +70,7 @@ def install(session: nox.Session, cell: Cell) -> None:
 
 @nox.session(python="3.11", reuse_venv=False)
 def fresh(session: nox.Session) -> None:
-    """Try what pip installs today; options after --: --against FILE, --sample, --workers N."""
+    """Test the newest releases that pip installs; options after --: --against FILE, --sample, --workers N."""
     session.chdir(ROOT)
     session.install(".[cpu]")
     session.install(".[cpu,dev]")

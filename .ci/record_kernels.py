@@ -5,8 +5,8 @@
     python .ci/record_kernels.py --environments DIR  keep the environments there (2.5 GB for a CUDA record)
 
 Each release answers itself (`get_all_opkernel_def`), in an environment of its own that pip makes. No GPU is needed: the
-CUDA build makes its providers before it answers, and for that a stand-in (no_device.c, built with gcc) answers what a
-device and TensorRT would be asked. Nothing is computed. The training build has no such call; its kernels are those of
+CUDA build makes its providers before it answers, and for that a stand-in (no_device.c, built with gcc) answers in place
+of a device and of TensorRT. Nothing is computed. The training build has no such call; its kernels are those of
 the stock build of the same version, and gradient operators that `runtime/installed/capabilities.py` adds.
 """
 
@@ -34,7 +34,7 @@ PACKAGES = {
     ("1.19.2", "cuda"): ["onnxruntime-gpu==1.19.2", *_CUDA_12],  # a build for CUDA 12 that names no libraries
     ("1.31.1", "cuda"): ["onnxruntime-gpu[cuda,cudnn]==1.31.1"],
 }
-"""(version, device) -> what pip installs."""
+"""(version, device) -> the requirement for pip."""
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -98,7 +98,9 @@ def main() -> None:
     parser.add_argument("version", nargs="?", choices=sorted({version for version, _ in PACKAGES}))
     parser.add_argument("device", nargs="?", choices=PROVIDERS)
     parser.add_argument("--environments", type=Path, help="where the environments are, or are made (default: nowhere)")
-    parser.add_argument("--ask", nargs=2, metavar=("PROVIDER", "OPSET"), help="only print what this Python's build has")
+    parser.add_argument(
+        "--ask", nargs=2, metavar=("PROVIDER", "OPSET"), help="only print the kernels of this Python's build"
+    )
     arguments = parser.parse_args()
     if arguments.ask:
         from onnxruntime.capi import _pybind_state as binding

@@ -70,7 +70,7 @@ def make_record(cell: Cell, outcome: Outcome) -> dict[str, object]:
 
 
 def ask_git(*arguments: str) -> str:
-    """Give what a git command prints about this checkout."""
+    """Return the output of a git command in this checkout."""
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -1,4 +1,4 @@
-"""Runs tests of this project in the environment of this interpreter, and says what happened as a value."""
+"""Runs tests of this project in this interpreter's environment, and returns their outcome."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run_suite(
 
 
 def read_report(report: Path) -> tuple[int, int, tuple[str, ...]]:
-    """Count what passed and was skipped in a JUnit report, and name what failed."""
+    """Count the passed and skipped tests of a JUnit report, and name the failed ones."""
     passed = skipped = 0
     failed = []
     for case in ElementTree.parse(report).getroot().iter("testcase"):

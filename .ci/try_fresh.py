@@ -1,4 +1,4 @@
-"""Runs the suite on what pip installed without constraints, and says which release broke which test.
+"""Runs the suite on releases that pip installed without constraints, and says which release broke which test.
 
 For the environment of this interpreter, into which this project was installed as a user installs it (not editable). The
 tests run against that copy. Where tests fail, the packages that differ from the pinned ones are brought back to their
@@ -77,18 +77,18 @@ def installed_versions() -> dict[str, str]:
 
 
 def compare(pinned: dict[str, str], installed: dict[str, str]) -> Changes:
-    """Give what is installed in another version than pinned or is not pinned; what is not installed is no change."""
+    """List installed packages that are not pinned, or not to this version. A missing package is no change."""
     return {name: (pinned.get(name), version) for name, version in installed.items() if pinned.get(name) != version}
 
 
 def describe_changes(changes: Changes, against: str) -> str:
-    """Say what is installed otherwise than pinned."""
+    """Describe the packages whose installed version is not the pinned one."""
     lines = [f"  {name}: {old or 'not pinned'} -> {new}" for name, (old, new) in sorted(changes.items())]
     return "\n".join([f"changed against {against}: {len(lines) or 'nothing'}", *lines])
 
 
 def releases(changes: Changes) -> dict[str, tuple[list[str], list[str]]]:
-    """Give the pinned and the new requirements of each release; torch and what its version binds are one."""
+    """Give the pinned and the new requirements of each release; torch and the packages that it pins count as one."""
     groups: dict[str, tuple[list[str], list[str]]] = {}
     for name, (old, new) in sorted(changes.items()):
         if old is not None:

@@ -1,6 +1,6 @@
 """The overhead of one call of a tiny graph, and of each further input.
 
-The graph has three operators on 4×4 matrices, whatever the number of inputs: the arithmetic takes next to no time.
+The graph has three operators on 4×4 matrices for any number of inputs: the arithmetic takes next to no time.
 """
 
 from __future__ import annotations

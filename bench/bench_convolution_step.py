@@ -30,7 +30,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.parametrize("net", CONV_NETS)
 def test_convolution_step(net: str, threads: str, size: Size, backends: tuple[str, ...], compare: Compare) -> None:
-    torch._dynamo.reset()  # what is compiled is for so many threads
+    torch._dynamo.reset()  # compiled graphs depend on the number of threads
     steps = {backend: TrainingStep(build_conv_net(net, size), backend) for backend in backends}
     losses = {backend: torch.stack([step() for _ in range(_WARM_UP_STEPS)]) for backend, step in steps.items()}
     torch.testing.assert_close(losses["ort_train"], losses["eager"], rtol=1e-2, atol=1e-3)

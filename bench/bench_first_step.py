@@ -41,5 +41,5 @@ def test_first_step(workload: str, size: Size, backends: tuple[str, ...], compar
 def _first_step(workload: Workload, backend: str) -> None:
     torch._dynamo.reset()
     if backend == SUBJECT:
-        counters.clear()  # what is reported is one compilation, not the sum of all rounds
+        counters.clear()  # the report is of one compilation, not of all rounds
     TrainingStep(workload, backend)()

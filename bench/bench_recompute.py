@@ -26,7 +26,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True)
 class _Way:
-    """One way to train: a backend, and what it is told about memory."""
+    """A way to train: a backend and its memory options."""
 
     backend: str
     options: dict[str, Any] | None = None

@@ -22,7 +22,7 @@ _RESULTS = pytest.StashKey[list[Result]]()
 
 _ROWS = pytest.StashKey[list[Row]]()
 
-os.environ["ORT_DYNAMO_CACHE"] = "0"  # what one benchmark compiles, no other finds; bench_second_process has its own
+os.environ["ORT_DYNAMO_CACHE"] = "0"  # no benchmark finds another's graphs; bench_second_process has its own cache
 
 _LOAD = pytest.StashKey[float]()
 
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RESULTS] = []
     config.stash[_ROWS] = []
     config.stash[_LOAD] = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    # torch says that its caches are off, which is what bench_first_step asks for.
+    # torch warns that its caches are off; bench_first_step turns them off.
     config.addinivalue_line("filterwarnings", "ignore:.* force disabled by torch.compiler.config:UserWarning")
     # A benchmark that fails or is skipped before it measures has said why.
     config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used at all in this test")

@@ -33,7 +33,7 @@ def why_absent(backend: str) -> str | None:
         return None
     try:
         compile_with(backend, lambda x: x.sin() + 1)(torch.ones(64))
-    except Exception as error:  # whatever the toolchain lacks; the reason is printed with the results
+    except Exception as error:  # any fault of the toolchain; the reason is printed with the results
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return None
 

@@ -1,4 +1,4 @@
-"""Conv nets that the benchmarks train, each with one fixed batch: what torch's users build of convolutions.
+"""Conv nets that the benchmarks train, each with one fixed batch: common architectures of torch's users.
 
 Written out in plain torch: wheels of torchvision fit one build of torch only.
 """
@@ -82,7 +82,7 @@ def _mobilenet(rows: tuple[tuple[int, int, int, int], ...]) -> nn.Module:
 
 
 class _UNet(nn.Module):
-    """Two levels down and up again, with what was there before joined to what comes back."""
+    """A U-Net of two levels: each upsampled map is concatenated with the encoder's map of its size."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ CONV_NETS: dict[str, tuple[Callable[[bool], nn.Module], int, int]] = {
     "unet": (lambda tiny: _UNet(8 if tiny else 32), 4, 64),
     "convnext": (lambda tiny: _convnext(16 if tiny else 48, (1, 1) if tiny else (2, 2, 4, 2)), 8, 128),
 }
-"""name -> what makes it, rows of its batch, side of its images."""
+"""name -> function that builds it, rows of its batch, side of its images."""
 
 
 class _Loss(nn.Module):

@@ -44,13 +44,13 @@ def _distance(ours: Iterable[Tensor], exact: Iterable[Tensor]) -> float:
 _IN_SESSIONS = {"placement": "onnxruntime"}
 
 _ROOM = {None: (4.0, 2e-6), torch.bfloat16: (2.0, 1e-3)}
-"""dtype of autocast -> how many times eager's distance from float64 ours may be, and what it may be in any case."""
+"""dtype of autocast -> largest ratio of our distance from float64 to eager's, and a distance that always passes."""
 
 
 def check_numbers(place: Place, name: str, dtype: torch.dtype | None) -> Found:
     """Loss and gradients, without dropout: their distance from float64's, beside that of eager's own.
 
-    In float32 all runs in sessions, in bfloat16 torch runs by choice what it is to.
+    In float32 all operators run in sessions; in bfloat16 the default placement decides.
     """
     torch._dynamo.reset()
     counters.clear()
@@ -171,7 +171,7 @@ def check_streams(place: Place) -> Found:
                 tensor.copy_(source)
             results = [result + 0 for result in _gradients(loss, Workload(workload.module, late))]
             del late
-            for size in (1 << 12, 1 << 16, 1 << 20):  # what was freed too early is overwritten
+            for size in (1 << 12, 1 << 16, 1 << 20):  # memory that was freed too early is overwritten
                 torch.full((size,), float("nan"), device=place.device)
         place.wait()
         if not _close(results, right):

@@ -67,7 +67,7 @@ class Place:
         return torch.cuda.stream(stream)
 
     def delay(self) -> None:
-        """Keep the current stream busy for some milliseconds: what does not wait for it comes too early."""
+        """Keep the current stream busy for some milliseconds: work that does not wait for it comes too early."""
         if self.on_cuda:
             torch.cuda._sleep(10_000_000)
 
@@ -88,7 +88,7 @@ class Place:
         return torch.cuda.max_memory_allocated(self.device) - before
 
     def clean(self) -> None:
-        """Free what nothing refers to."""
+        """Free unreferenced memory."""
         gc.collect()
         if self.on_cuda:
             torch.cuda.empty_cache()

@@ -6,8 +6,8 @@ Each model is compiled for a recorded CUDA target, in bfloat16 autocast, and not
 may be a fused kernel, counts as one launch that reads its inputs and writes its outputs once. Nodes that only change a
 shape are free. Operators that torch runs by choice are counted in the same way, but not the optimizer.
 
-The floor of a graph is what is left if all nodes between two products were one kernel: such a group reads each tensor
-that comes from elsewhere once, and writes once what others read. A sum over many rows ends a kernel, too: it is known
+The floor of a graph is its traffic if all nodes between two matmuls were one kernel: such a group reads each outside
+tensor once, and writes each tensor that others read once. A sum over many rows ends a kernel, too: it is known
 when all rows have been read. Times are bytes by the rate of a copy on an H200.
 """
 
@@ -84,10 +84,10 @@ class Half:
     """The forward or the backward graph of a step.
 
     Attributes:
-        role: which.
-        kinds: kind of node -> what its nodes move.
-        floor: what all but the products would move as one kernel between two of them.
-        unknown: nodes without a known size, of which nothing is counted.
+        role: forward or backward.
+        kinds: kind of node -> the bytes and launches of its nodes.
+        floor: the bytes and launches of all but the matmuls, as one kernel between two of them.
+        unknown: nodes without a known size, which are not counted.
     """
 
     role: str
@@ -106,13 +106,13 @@ def halves(name: str, scale: Any, target: Target) -> list[Half]:
     Args:
         name: a model of bench/cuda_models.py.
         scale: "full" or "tiny".
-        target: what it is compiled for.
+        target: the device and runtime that it is compiled for.
     """
     workload = build_model(name, scale, torch.device("cpu"))
     outer: list[tuple[str, GraphModule]] = []
     torch._dynamo.reset()
     with compiled_for(target) as (backend, _), pytest.MonkeyPatch.context() as patch, autocast(torch.bfloat16):
-        patch.setenv("ORT_DYNAMO_CACHE", "0")  # what is stored opens sessions
+        patch.setenv("ORT_DYNAMO_CACHE", "0")  # a stored graph opens sessions
         segment = compiler.segment
 
         def kept(gm: GraphModule, *args: Any, **named: Any) -> Any:
@@ -168,7 +168,7 @@ def moved(model: onnx.ModelProto) -> tuple[dict[str, Moved], Moved, int]:
     """Count a model's launches and bytes.
 
     Returns:
-        kind of node -> what its nodes move; the floor of all but the products; how many nodes have unknown sizes.
+        kind of node -> the traffic of its nodes; the floor of all but the matmuls; how many nodes have unknown sizes.
     """
     sizes, shapes = _sizes(model), _shapes(model)
     functions = {(one.domain, one.name): _slices(one) for one in model.functions}
@@ -226,7 +226,7 @@ def _read_bytes(nbytes: int, shape: Sequence[int] | None, part: tuple[int, int, 
 
 
 def _floor(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> Moved:
-    """Join all nodes between two products that share a tensor, and count what such groups read and write."""
+    """Join all nodes between two matmuls that share a tensor, and count the reads and writes of such groups."""
     source = {name: node for node in graph.node for name in node.output if name}
     plain = _without_reshapes(graph)
     level: dict[str, int] = {}

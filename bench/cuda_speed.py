@@ -59,7 +59,7 @@ def interleaved(
 
 
 def product_rate(place: Place) -> float:
-    """Floating-point operations a second of one large product of bfloat16 matrices: what the device can do."""
+    """Floating-point operations a second of one large bfloat16 matmul: the device's peak in practice."""
     size = 8192 if place.on_cuda else 256
     left, right = (torch.randn(size, size, device=place.device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(left)
@@ -121,4 +121,4 @@ SPEEDS: dict[str, Callable[[Place], Found]] = {
     for name in (*LARGE, *SMALL)
     if name not in ("mobilenet", "unet", "convnext")
 }
-"""name -> measurement, in their order; the small ones show what a call costs."""
+"""name -> measurement, in their order; the small ones show the cost of a call."""

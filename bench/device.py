@@ -6,7 +6,7 @@ It runs `doctor`, a table of facts of kernels, the checks of `bench.cuda`, the t
 models, and a fixed sample of PyTorch's operator database. Several processes share the device. A case that crashes or
 hangs costs itself: its process is replaced. Each part has a deadline, after which none of its cases begins.
 
-What was wrong is printed first, then a table, then where the JSON is. The status is 1 if a case was wrong, or if none
+Faults are printed first, then a table, then the path of the JSON. The status is 1 if a case was wrong, or if none
 of a part ran. `--device cpu` runs the same without a device.
 """
 
@@ -34,7 +34,7 @@ from bench.device_parts import LOGS, PARTS, Job, Part, Plan, Worker, cases_of, p
 __all__ = ["Schedule", "main", "report", "run_all"]
 
 Record = dict[str, Any]
-"""A case: "part", "name", "kind" (right, wrong, crashed, skipped, not run), "detail" and what it found."""
+"""A case: "part", "name", "kind" (right, wrong, crashed, skipped, not run), "detail" and its findings."""
 
 KINDS = ("right", "wrong", "crashed", "skipped", "not run")
 BAD = ("wrong", "crashed")
@@ -48,7 +48,7 @@ class Schedule:
 
     Args:
         parts: name -> part.
-        plan: what is to run.
+        plan: the selection of cases and their sizes.
         begin: when the time began, by time.monotonic.
         seconds: of all.
         keep: called with all records so far, after each.
@@ -98,7 +98,7 @@ class Schedule:
         self._waiting = [Job(part, name, self._plan) for name in names if only in f"{part}: {name}"]
 
     def add(self, job: Job, verdict: Record) -> None:
-        """Keep what became of a case."""
+        """Record the outcome of a case."""
         with self._lock:
             self._add(job, verdict)
 

@@ -39,7 +39,7 @@ from workers import ENDS_ITS_PROCESS, Case, Verdict, Worker  # noqa: E402
 __all__ = ["LOGS", "PARTS", "Job", "Part", "Plan", "Worker", "cases_of", "prepare", "run_case"]
 
 LOGS = "ORT_DYNAMO_DEVICE_LOGS"
-"""The environment variable with the folder where each process writes what it says."""
+"""The environment variable with the folder for the output of each process."""
 
 DTYPES = ("float32", "bfloat16", "float16", "int64", "bool")
 SAMPLES = 2
@@ -100,7 +100,7 @@ class Part:
 
 
 def prepare() -> None:
-    """Set up a process: it writes what it says to a file, and computes float32 as it is."""
+    """Set up a process: its output goes to a file, and float32 is computed without TF32."""
     if folder := os.environ.get(LOGS):
         file = os.open(Path(folder, f"{os.getpid()}.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
@@ -116,7 +116,7 @@ def cases_of(job: Job) -> Iterator[Case]:
 
 
 def run_case(job: Job) -> Verdict:
-    """Run a case. Gives "kind" (right, wrong, skipped), "detail", what it found and how long it took."""
+    """Run a case. Gives "kind" (right, wrong, skipped), "detail", its findings and its duration."""
     begin = time.monotonic()
     try:
         found = PARTS[job.part].run(job.name, job.plan)
@@ -190,7 +190,7 @@ _REWRITES = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
 
 
 class _Reports:
-    """A plugin of pytest's that keeps what became of one test."""
+    """A pytest plugin that records the outcome of one test."""
 
     def __init__(self) -> None:
         self.outcome, self.reason = "", ""
@@ -254,7 +254,7 @@ def tests_marked(plan: Plan) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of a Python that finds what this one finds."""
+    """The environment of a Python with the import paths of this one."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
 
 

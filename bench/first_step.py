@@ -24,7 +24,7 @@ class FirstStep:
 
     Attributes:
         first: from torch.compile to the end of the first step; imports of torch and of the model are before.
-        dynamo: of these, what Dynamo took, without the backend.
+        dynamo: the part of these that Dynamo took, without the backend.
         second: the second step.
     """
 

@@ -1,7 +1,7 @@
 """Interleaved measurement: the contestants run in turn, in one process, and each round gives one ratio for each pair.
 
 The speed of a shared machine drifts by a factor of three within minutes, and the drift hits the runs of one round
-alike. So a ratio is formed within a round, and what is reported is the median of the rounds' ratios and their spread.
+alike. So a ratio is formed within a round, and the report has the median of the rounds' ratios and their spread.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run_interleaved(
     Args:
         benchmark: pytest-benchmark's fixture. Its own statistics are of `subject` alone; the others run in its
             set-up and tear-down.
-        contestants: name -> what it does in a round.
+        contestants: name -> the function that it calls in a round.
         subject: one of the names.
         rounds: one or more.
     """

@@ -19,7 +19,7 @@ class Operator:
     """A function of one operator, or of the few that its formula is usually written with.
 
     Attributes:
-        function: called with the inputs; what it gives is a tensor or a tuple that begins with one.
+        function: called with the inputs; returns a tensor or a tuple that begins with one.
         inputs: a number of elements -> the inputs. Of those, floating-point tensors get a gradient.
         gradient: whether it has one.
     """

@@ -1,4 +1,4 @@
-"""A process that trains some steps and says what memory they took.
+"""A process that trains some steps and prints their peak memory.
 
 python -m bench.peak_memory bert small ort_train
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers.modeling_utils  # noqa: F401  # in all samples alike: it imports some of what a compile needs
+import transformers.modeling_utils  # noqa: F401  # in all samples alike: it imports modules that a compile needs
 from torch import nn
 
 from bench.contestants import TrainingStep
@@ -24,19 +24,19 @@ from bench.workloads import Workload, build
 __all__ = ["TRIVIAL", "PeakMemory", "measure"]
 
 TRIVIAL = "trivial"
-"""A workload of one small linear layer: what it takes is what compiling takes, whatever is compiled."""
+"""A workload of one small linear layer: its memory is the fixed cost of a compile."""
 
 _STEPS = 4
 
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """Bytes of a process's resident memory over what it had before torch.compile: model and batch are there then.
+    """Bytes of a process's resident memory beyond those before torch.compile, when model and batch exist.
 
     Attributes:
         peak: the most at any time, compile included.
         later: the most from the second step on.
-        left: what is there after the last step, gradients and the optimizer's state included.
+        left: the bytes after the last step, with gradients and the optimizer's state.
     """
 
     peak: int
@@ -76,14 +76,14 @@ class _MeanOfLinear(nn.Module):
 
 
 def _resident(name: str) -> int:
-    """VmRSS, what is resident now, or VmHWM, the most since the last `_forget_peak`, in bytes."""
+    """VmRSS, the resident memory now, or VmHWM, the most since the last `_forget_peak`, in bytes."""
     found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024
 
 
 def _forget_peak() -> None:
-    """Have the peak be what is resident now. The peak that getrusage gives begins at the parent's, and stays."""
+    """Reset the peak to the memory that is resident now. getrusage's peak begins at the parent's, and stays."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

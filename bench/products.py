@@ -1,6 +1,6 @@
-"""The matrix products of a training step in eager, alone: the part of it that no compiler takes away.
+"""The matmuls of a training step in eager, alone: the part of it that no compiler removes.
 
-What a step takes beyond its products is what a compiler can save. Operands have the sizes and strides of the step's,
+A compiler can save the time that a step takes beyond its matmuls. Operands have the sizes and strides of the step's,
 random numbers, and are shared by products whose operands are alike; results go to memory that is there already.
 """
 

@@ -66,7 +66,7 @@ class Result:
         calls: how many calls one sample is of.
         nodes: how many nodes ort_train compiled ("native") and left in eager ("eager"), forward and backward.
         absent: contestant -> why it did not take part.
-        worst_first: whether the table of its question begins with the slowest, not with what ran first.
+        worst_first: whether the table of its question begins with the slowest, not with the first that ran.
     """
 
     question: str

@@ -25,11 +25,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 
-# Tests of what a compile does compile; those of the stored graphs say where these are.
+# Tests compile anew, so that they see the compile; tests of the stored graphs set a folder of their own.
 os.environ.setdefault("ORT_DYNAMO_CACHE", "0")
 
 # A compile makes hundreds of thousands of objects that stay, and CPython would search them all every few hundred
-# allocations: a tenth of the suite's time. Dynamo's reset after each test collects what that test left.
+# allocations: a tenth of the suite's time. Dynamo's reset after each test collects the objects of that test.
 gc.set_threshold(50_000, 20, 100)
 
 TESTS = Path(__file__).resolve().parent

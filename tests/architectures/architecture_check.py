@@ -143,7 +143,7 @@ def check(model_type: str, evaluate: bool) -> dict[str, Any]:
     """Compile a model of this type and compare it with eager, at two lengths where it has one.
 
     Sizes that change with the length are symbolic from the start, as they are after torch's automatic recompilation;
-    they are static, and one length is compared, where Dynamo cannot trace the model otherwise, whatever the backend.
+    they are static, and one length is compared, where Dynamo cannot trace the model otherwise, with any backend.
     """
     begin = time.monotonic()
     subject = build(model_type)

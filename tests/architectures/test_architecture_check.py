@@ -1,4 +1,4 @@
-"""The sweep of architectures works; what it finds is in docs/internals/architectures.md."""
+"""The sweep of architectures works; its findings are in docs/internals/architectures.md."""
 
 from __future__ import annotations
 

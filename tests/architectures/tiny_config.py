@@ -1,7 +1,7 @@
 """A tiny configuration of any model type of transformers, made from its default one by the names of its fields.
 
 Fields of the same meaning get the same size wherever they stand, so that the parts of a model still fit: hidden sizes
-32, heads of 8, two layers, a vocabulary of 120. Where that breaks what ties a model's sizes together, "proportional"
+32, heads of 8, two layers, a vocabulary of 120. Where that breaks a relation between a model's sizes, "proportional"
 divides them instead, and "layers" leaves them as they are.
 """
 
@@ -82,7 +82,7 @@ def tiny_config(model_type: str, rule: str) -> Any:
     """The configuration of `model_type` by one of RULES.
 
     Raises:
-        KeyError: no such model type. Whatever the configuration's own checks raise where the sizes do not fit.
+        KeyError: no such model type. The configuration's own checks raise further errors where the sizes do not fit.
     """
     cls = CONFIG_MAPPING[model_type]
     fields = _merged(_Shrinker(rule).shrink(cls().to_dict()), OVERRIDES.get(model_type, {}))

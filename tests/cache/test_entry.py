@@ -1,4 +1,4 @@
-"""An entry gives back what was built, and anything else is refused."""
+"""An entry unpacks to the built island, and invalid entries are refused."""
 
 from __future__ import annotations
 

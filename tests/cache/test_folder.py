@@ -1,4 +1,4 @@
-"""A folder of entries: whole files of one's own, bounded, whatever else lies in it."""
+"""A folder of cache entries: complete files of the user's own, within a size limit, beside any other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function's key says what it does."""
+"""A function's key changes with its behaviour."""
 
 from __future__ import annotations
 

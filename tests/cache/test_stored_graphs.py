@@ -298,7 +298,7 @@ def test_invalid_entry_is_a_miss_with_one_warning(
     assert sorted(misses()) == ["", miss]
     assert [reason in text for text in said(caplog)] == [True]
     assert step() == first
-    assert sources() == ["disk", "disk"]  # what was built took its place
+    assert sources() == ["disk", "disk"]  # the rebuilt island took its place
 
 
 def test_a_folder_that_others_can_write_is_not_used(place: Path, caplog: pytest.LogCaptureFixture) -> None:

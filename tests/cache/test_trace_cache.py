@@ -238,7 +238,7 @@ def test_an_island_that_is_gone_is_a_miss(place: Path) -> None:
 
 
 class Heard(logging.Handler):
-    """Collects what torch says about results that it reads."""
+    """Collects torch's messages about results that it reads."""
 
     def __init__(self) -> None:
         super().__init__()

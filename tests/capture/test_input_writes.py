@@ -1,4 +1,4 @@
-"""autograd.Functions that write to an input in their backward: what the forward leaves in it is seen first."""
+"""autograd.Functions that write to an input in their backward: the forward's value is seen first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/api.md says what the docstrings say."""
+"""docs/reference/api.md agrees with the docstrings."""
 
 from __future__ import annotations
 

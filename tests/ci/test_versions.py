@@ -1,4 +1,4 @@
-"""The matrix of versions: its cells are possible, its records are read right, and its page is what the records say."""
+"""The matrix of versions: its cells are possible, its records are read right, and its page agrees with the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo: what it prints, what it requires, and how it refuses bad arguments."""
+"""The demo's output, its requirements, and its errors for bad arguments."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_an_unmet_requirement_is_the_exit_status(
 
 
 class _Forgetful(torch.nn.Module):
-    """Trains otherwise once it is compiled: what the demo must notice."""
+    """Trains differently once it is compiled; the demo must notice it."""
 
     def __init__(self) -> None:
         super().__init__()

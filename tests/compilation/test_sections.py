@@ -1,4 +1,4 @@
-"""A backward in sections, from torch.compile: what it gives, and what it frees on the way."""
+"""A backward in sections, from torch.compile: its gradients, and the memory that it frees on the way."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _is_flash(node: Node, query: int) -> bool:
 
 
 def _forward(node: Node) -> tuple[Node, tuple[Node, Node]]:
-    """The new node, and what its gradient needs of the generator."""
+    """The new node, and the generator's state that its gradient needs."""
     query, key, value, *rest = node.args
     dropout, causal = [*rest, *(0.0, False)[len(rest) :]]
     scale, (out, _) = node.kwargs.get("scale"), node.meta["val"]

@@ -1,4 +1,4 @@
-"""Counts what a training step of the benchmarks' models launches on CUDA, with each form on and off.
+"""Counts the launches of a training step of the benchmarks' models on CUDA, with each form on and off.
 
     PYTHONPATH=. python tests/cuda/count_nodes.py [--version 1.31.1] [--size tiny] [NAME …]
 

@@ -2,8 +2,8 @@
 
 The target has the facts, the defects and the kernels of CUDA. Tensors and sessions are the CPU's, so each result can be
 compared with eager's. Where a form has a node of a half type that the CPU has no kernel for, the node computes in
-float32 between casts, as CUDA's kernels do inside. What the CPU has no kernel for even so cannot run: `NoKernelError`
-names it. Sessions open without ONNX Runtime's optimizers, so what runs is the form itself.
+float32 between casts, as CUDA's kernels do inside. A node that still has no CPU kernel cannot run: `NoKernelError`
+names it. Sessions open without ONNX Runtime's optimizers, so the form itself runs.
 """
 
 from __future__ import annotations

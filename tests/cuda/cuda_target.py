@@ -146,7 +146,7 @@ def _lacking(graph: onnx.GraphProto, around: dict[str, int], target: Target) -> 
 
 
 def bound_dtypes(node: onnx.NodeProto, types: dict[str, int]) -> dict[str, ir.DataType]:
-    """Type variable -> dtype of what a node reads and makes; of com.microsoft, whose schemas onnx lacks, T alone."""
+    """Type variable -> dtype of a node's inputs and outputs; only T for com.microsoft, whose schemas onnx lacks."""
     if node.domain:
         return {"T": ir.DataType(types[node.input[0]])} if node.input else {}
     schema = onnx.defs.get_schema(node.op_type, OPSET)

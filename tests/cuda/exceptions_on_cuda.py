@@ -1,6 +1,7 @@
-"""The operators that are native on the CPU and stay in eager on CUDA, by what has no kernel there.
+"""The operators that run in ONNX Runtime on the CPU and in eager on CUDA, by the missing kernel.
 
-test_operators_on_cuda.py asserts it both ways: what misses a kernel is named here, and what is named misses it.
+test_operators_on_cuda.py asserts it both ways: every operator without a kernel is named here, and every named one has
+none.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ EXCEPTIONS = {
     ("MatMul", "aten.mv.default"): ("mv int64", BOTH),
     ("MatMul", "aten.vdot.default"): ("vdot int64", BOTH),
 }
-"""(what is missing, overload) -> an operator of the database and a dtype that show it, the releases that miss it."""
+"""(missing ONNX operator, overload) -> an operator of the database and a dtype that show it, releases without it."""
 
 
 def exceptions(*, fused: bool) -> dict[tuple[str, str], tuple[str, tuple[str, ...]]]:

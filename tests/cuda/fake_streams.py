@@ -1,4 +1,4 @@
-"""Stands in for torch.cuda's streams and devices where there is no device: it notes what is asked, in order."""
+"""Stands in for torch.cuda's streams and devices where there is no device: it records the calls in order."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class FakeStream:
 
 @dataclass
 class FakeCuda:
-    """Notes what is asked of CUDA.
+    """Records the calls to CUDA.
 
     Attributes:
         devices: how many there are.
         current: the current stream.
         captures: whether the current stream is being recorded.
-        notes: what was done, in order.
+        notes: the calls, in order.
     """
 
     devices: int = 1
@@ -69,7 +69,7 @@ class FakeCuda:
 
 @contextlib.contextmanager
 def fake_cuda(patch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """Put one in the place of what `ort_dynamo.runtime` takes of torch.cuda, until all sessions are dropped."""
+    """Replace the parts of torch.cuda that `ort_dynamo.runtime` uses by a fake, until all sessions are dropped."""
     fake = FakeCuda()
     # Lightning sets it when it is imported, for good. torch would then ask `device_count` whether CUDA is available.
     patch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)

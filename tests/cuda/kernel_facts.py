@@ -1,8 +1,8 @@
 """Facts of kernels: sizes of 0, NaN and infinities, fusions, and the dtypes that torch's norms give in half types.
 
-Small models, run as they are by an ONNX Runtime session on a device or by torch. Each fact has what is expected there:
-on CUDA what lowerings take for granted or a defect's row says, and nothing where no form depends on it.
-`bench.device` prints them beside what it found; `test_kernel_facts.py` asserts them.
+Small models, run as they are by an ONNX Runtime session on a device or by torch. Each fact has an expected value:
+on CUDA the one that lowerings rely on or that a defect's row states, and none where no form depends on it.
+`bench.device` prints it beside the value that it found; `test_kernel_facts.py` asserts them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Fact:
     """One small model.
 
     Attributes:
-        find: device type -> what is found there, in short words.
+        find: device type -> the value found there, in short words.
         expected: device type -> the words that are expected; "not ..." takes all others. None: nothing depends on it.
     """
 
@@ -105,7 +105,7 @@ NEUTRAL = {
     "ReduceMin": "inf",
     "ReduceProd": "1",
 }
-"""Reduction -> what it gives of nothing."""
+"""Reduction -> its result for no elements."""
 
 
 def _reductions() -> dict[str, Fact]:

@@ -73,7 +73,7 @@ def kernels_missed(name: str, dtype: str, version: str, *, fused: bool = False) 
             compiled = torch.compile(function, backend=backend, dynamic=False)
             try:
                 compiled(sample.input, *sample.args, **sample.kwargs)
-            except RuntimeError:  # what eager refuses, too: the database has samples that torch cannot run
+            except RuntimeError:  # eager must refuse it, too: the database has samples that torch cannot run
                 torch._dynamo.reset()
                 with pytest.raises(RuntimeError):
                     function(sample.input, *sample.args, **sample.kwargs)

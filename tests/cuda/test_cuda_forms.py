@@ -1,6 +1,6 @@
 """CUDA's forms, run on the CPU's kernels: training steps of models, and operators of PyTorch's database, against eager.
 
-What a form computes shows here; what CUDA's kernels make of it does not.
+These tests check the forms' arithmetic, not CUDA's kernels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.default_placement
 FLOATS = ("float32", "bfloat16", "float16")
 
 PLACES = ("fastest", "onnxruntime", "whole kernels", "fused kernels")
-"""By CUDA's prices; all in sessions; each normalization and attention in torch, whatever its size; and by CUDA's
+"""By CUDA's prices; all in sessions; each normalization and attention in torch, at any size; and by CUDA's
 prices, with fused kernels between products."""
 
 
@@ -52,7 +52,7 @@ def placed(place: str) -> Iterator[dict[str, str]]:
 def trained(
     run: Callable[..., Tensor], module: nn.Module, batch: Any, dtype: torch.dtype = torch.float32, steps: int = 2
 ) -> dict[str, Tensor]:
-    """The loss and the gradients of each step, and what the last one leaves in buffers and parameters."""
+    """The loss and the gradients of each step, and the buffers and parameters after the last one."""
     optimizer, found = torch.optim.SGD(module.parameters(), lr=1e-3), {}
     for step in range(steps):
         torch.manual_seed(step)
@@ -232,7 +232,7 @@ def test_options_have_their_meaning_where_kernels_are_fused(options: dict[str, A
     assert bool(found.kernels) == (options != {"debug": {"fuse": False}})
 
 
-# -- what the helper does ----------------------------------------------------------------------------------------------
+# -- the helper itself -------------------------------------------------------------------------------------------------
 
 HALVES = """<ir_version: 9, opset_import: ["": 20]>
 test (bfloat16[2,3] x, bool c) => (bfloat16[2,3] y, bfloat16[2,3] z) <bfloat16[2,3] a, int64[2] s> {

@@ -1,4 +1,4 @@
-"""Fused kernels inside sessions compute what the functions do that stand for them.
+"""Fused kernels inside sessions compute the same as their NumPy functions.
 
 On a CUDA device by cubins; on the CPU by their NumPy form, which shows that the comparison itself is right.
 """

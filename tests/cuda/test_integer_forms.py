@@ -1,4 +1,4 @@
-"""Forms of what CUDA's provider lacks of integers, and of the first of equal numbers, run on the CPU's kernels."""
+"""Forms for integer operators that CUDA's provider lacks, and for the first of equal numbers, run on CPU kernels."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cuda
 
 NAN = float("nan")
 BUSY = 20_000_000
-"""Cycles that keep a stream busy for about ten milliseconds: what does not wait for it comes too early."""
+"""Cycles that keep a stream busy for about ten milliseconds: work that does not wait for it comes too early."""
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -39,7 +39,7 @@ def late(x: Tensor) -> Tensor:
 
 
 def overwrite_free_memory(like: Tensor) -> None:
-    """Take what the allocator has of a tensor's size, and fill it: a tensor that was freed too early becomes NaN."""
+    """Fill the allocator's free blocks of a tensor's size: a tensor that was freed too early becomes NaN."""
     for _ in range(4):
         torch.full_like(like, NAN)
 
@@ -147,7 +147,7 @@ def test_want_of_memory_is_torchs_error_and_the_next_step_runs() -> None:
     torch.testing.assert_close(step(x), (x[:, None] * x[None, :]).cumsum(1).sum(0), rtol=1e-4, atol=1e-3)
 
 
-# -- what follows torch ------------------------------------------------------------------------------------------------
+# -- torch's streams and memory ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("precision", "is_coarse"), [("highest", False), ("high", True)])

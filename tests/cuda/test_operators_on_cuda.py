@@ -1,4 +1,4 @@
-"""Each operator of PyTorch's database that is native on the CPU is native on CUDA, but for what exceptions.py names."""
+"""Each operator of PyTorch's database that runs in ONNX Runtime on the CPU does so on CUDA, with named exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated programs in CUDA's forms with fused kernels, which the CPU computes, do what they do in eager."""
+"""Generated programs in CUDA's forms with fused kernels, which the CPU computes, equal eager."""
 
 from __future__ import annotations
 

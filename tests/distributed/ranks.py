@@ -74,7 +74,7 @@ class Ranks:
     """Starts process groups.
 
     Args:
-        folder: for what the ranks write; each launch has a folder of its own in it.
+        folder: for the ranks' files; each launch has a folder of its own in it.
         environment: environment variables of all ranks.
         makes_group: whether ranks are a group when a function of a test is called. Otherwise the function is given its
             rank and how many there are, before the others, and has torchrun's variables to make the group of.
@@ -91,7 +91,7 @@ class Ranks:
         Args:
             function: of a module's top level; the ranks import that file.
             world: how many ranks.
-            args: pickled into each rank; so is what comes back.
+            args: pickled into each rank, as are the results.
             timeout: seconds; those that run then are killed, and the error shows where each of them was.
 
         Raises:

@@ -61,7 +61,7 @@ def uneven(eager: bool) -> str:
 
 
 def test_an_uneven_last_microbatch_is_refused_as_in_eager(ranks: Ranks) -> None:
-    """A stage of torch receives into buffers of the first microbatch's size, whatever the stage runs."""
+    """A stage of torch receives into buffers of the first microbatch's size, compiled or not."""
     mine, theirs = (ranks.run(uneven, 2, eager) for eager in (False, True))
     assert mine == theirs
     assert "to match target batch_size (32)" in mine[1]

@@ -67,7 +67,7 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before(rank
 
 
 def torchrun(arguments: list[str], environment: Mapping[str, str]) -> str:
-    """Run torchrun on this machine; what its ranks print."""
+    """Run torchrun on this machine, and return the output of its ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments]
     with subprocess.Popen(
         command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

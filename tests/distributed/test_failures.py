@@ -22,7 +22,7 @@ TIMEOUT = 10.0
 
 
 def endless(what: str) -> None:
-    """Train by DDP until something stops it; rank 1 does `what` to it."""
+    """Train by DDP until something stops it; `what` names the failure of rank 1."""
     rank, world = distributed.get_rank(), distributed.get_world_size()
     model = make()
     if rank == 1 and what == "compile":

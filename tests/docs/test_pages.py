@@ -1,6 +1,6 @@
-"""The programs of README and of the pages run as they stand there, and print what the pages say.
+"""The programs of README and of the pages run unchanged, and print the output shown there.
 
-The Python blocks of a page are one program. A block marked `text` is what the program prints; "..." in it stands for
+The Python blocks of a page are one program. A block marked `text` is the program's output; "..." in it stands for
 anything. A block marked `py` is an excerpt of the sources, and is not run. Commands, logs and files have no mark.
 """
 
@@ -40,7 +40,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def says(expected: str, printed: str) -> bool:
-    """Tell whether a program printed what its page says."""
+    """Check whether a program printed the output that its page shows."""
     return re.fullmatch(".*".join(map(re.escape, expected.split("..."))), printed, re.DOTALL) is not None
 
 

@@ -1,4 +1,4 @@
-"""The pictures and the stages of docs/internals/pipeline.md are what their scripts write."""
+"""The pictures and the stages of docs/internals/pipeline.md are up to date with their scripts."""
 
 from __future__ import annotations
 

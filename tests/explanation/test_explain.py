@@ -1,4 +1,4 @@
-"""ort_dynamo.explain tells where operators run, and what memory they take."""
+"""ort_dynamo.explain tells where operators run, and how much memory they take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mode="reduce-overhead": what is recorded in CUDA graphs, and what is refused with a reason."""
+"""mode="reduce-overhead" records graphs as CUDA graphs, or refuses them with a reason."""
 
 from __future__ import annotations
 

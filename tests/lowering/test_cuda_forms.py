@@ -15,7 +15,7 @@ from ort_dynamo.testing import assert_like_eager, patch_facts
 
 @pytest.fixture(autouse=True)
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower by what CUDA's kernels do wrong, and are good at."""
+    """Lower with the defects and the preferences of CUDA's kernels."""
     has_defect = Target.has_defect
 
     def has(self: Target, name: str) -> bool:

@@ -143,7 +143,7 @@ def test_the_package_offers_two_names_and_no_others() -> None:
         _ = ort_dynamo.lowerings
 
 
-# -- what was compiled before, and keys --------------------------------------------------------------------------
+# -- graphs compiled before, and keys ----------------------------------------------------------------------------
 
 
 def test_registration_leaves_compiled_graphs_unchanged() -> None:

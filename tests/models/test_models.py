@@ -192,7 +192,7 @@ def test_a_conv_net_in_channels_last_equals_eager(dynamic: bool) -> None:
 @every_model
 def test_symbolic_batches_compile_once(name: str) -> None:
     theirs, batch = build(name)
-    theirs.eval()  # dropout or not, shapes are what this is about
+    theirs.eval()  # only shapes matter here, not dropout
     ours = copy.deepcopy(theirs)
     compiled: Any = torch.compile(ours, backend="ort_train", options={"fallback": "error"}, dynamic=True)
     graphs = 0

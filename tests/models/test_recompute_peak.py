@@ -23,7 +23,7 @@ from ort_dynamo import memory_plan
 
 torch.set_num_threads(1)
 name, size, options = json.loads(sys.argv[1])
-options = {**options, "placement": "onnxruntime"}  # what a session holds is what the plan is of
+options = {**options, "placement": "onnxruntime"}  # the plan predicts the memory of sessions
 workload = build(name, size)
 (plan,) = memory_plan(workload.module, *workload.batch, options=options).graphs
 for parameter in workload.module.parameters():
@@ -66,7 +66,7 @@ CASES = [
     pytest.param("bert", LAYERS, marks=pytest.mark.slow),
     pytest.param("bert", HALF, marks=pytest.mark.slow),
 ]
-"""A ResNet's fall of 20 MB is as much a matter of holes: below it is held by what is alive."""
+"""A ResNet's fall of 20 MB depends as much on fragmentation, so its test below counts live bytes."""
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)

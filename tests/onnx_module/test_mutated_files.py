@@ -1,4 +1,4 @@
-"""Files that are damaged at random are refused, or compute what ONNX Runtime computes."""
+"""Randomly damaged files are refused, or compute the same as ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def check(model: onnx.ModelProto, shape: tuple[int, ...]) -> str:
     try:
         expected = run_onnxruntime(model, tuple(inputs))
     except Exception:
-        expected = None  # whatever ONNX Runtime says, our error may be torch's
+        expected = None  # ONNX Runtime refuses the model; our error may be torch's
     try:
         with torch.no_grad():
             found = module(*inputs)

@@ -52,10 +52,10 @@ def assert_module_like_eager(module: Call, sample: ModuleInput) -> bool:
     """Compare outputs, gradients, buffers and arguments after one forward and backward.
 
     Returns:
-        Whether anything was compiled: where Dynamo gives no graph, eager has run twice.
+        True if anything was compiled: where Dynamo gives no graph, eager has run twice.
 
     Raises:
-        AssertionError: with what differs.
+        AssertionError: with the differences.
     """
     counters.clear()
     torch._dynamo.reset()

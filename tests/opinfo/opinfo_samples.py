@@ -64,7 +64,7 @@ class Verdict:
             "more exact" if the result differs, but is at least as close to eager's in float64 as eager's own is;
             "different" or "failed", both while aot_eager agrees with eager; "not comparable" if eager or aot_eager
             fails too; "not compiled" if the result is eager's because nothing reached the backend.
-        detail: what differs, or what was raised.
+        detail: the difference, or the error.
         native: overload -> nodes in ONNX Runtime.
         eager: "<overload>: <reason>" -> nodes in eager.
     """
@@ -236,7 +236,7 @@ def _short(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Samples warn about what they sample: deprecated functions, sparse layouts."""
+    """Samples warn about their own operators: deprecated functions, sparse layouts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

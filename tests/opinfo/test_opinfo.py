@@ -1,6 +1,6 @@
-"""A fixed sample of the operator sweep: of every operator the sample in the middle, float32 or what it takes.
+"""A fixed sample of the operator sweep: of every operator the middle sample, in float32 or a dtype that it takes.
 
-And all that the database holds of arguments which eager refuses.
+All of the database's arguments that eager rejects are tried, too.
 """
 
 from __future__ import annotations
@@ -92,14 +92,17 @@ REFUSED_OTHERWISE: dict[str, tuple[set[str], str]] = {
         {"IndexError", *(["BackendCompilerFailed"] if IS_OLD else [])},
         "torch's decomposition looks at the dimension first, and before 2.15 its fake tensors at an expanded `out`",
     ),
-    "complex": ({"AssertionError"}, "torch's decomposition asserts what the kernel refuses"),
+    "complex": ({"AssertionError"}, "torch's decomposition fails an assertion for arguments that the kernel refuses"),
     "gather": ({"IndexOutOfBoundsError"}, "a session finds the index; the class is a RuntimeError and an IndexError"),
     "multinomial": (
         {"BackendCompilerFailed"},
         "our decomposition refuses the count in eager's words while it compiles",
     ),
     "narrow_copy": ({"IndexError"}, "torch's decomposition looks at the dimension first"),
-    "nn.functional.embedding": ({"AssertionError"}, "torch's decomposition asserts what the kernel refuses"),
+    "nn.functional.embedding": (
+        {"AssertionError"},
+        "torch's decomposition fails an assertion for arguments that the kernel refuses",
+    ),
     "scatter": ({"IndexOutOfBoundsError"}, "as gather"),
     "scatter_add": ({"IndexOutOfBoundsError"}, "as gather"),
 }
@@ -167,7 +170,7 @@ def _is_refusal(ours: Exception, theirs: Exception) -> bool:
 def _refusal(error: BaseException) -> BaseException:
     """Give the exception that an operator raised on fake tensors, if Dynamo wrapped one; else itself.
 
-    Other errors of Dynamo, about itself or a failing backend, are no refusals, whatever caused them.
+    Other errors of Dynamo, about itself or a failing backend, are no refusals, whatever their cause.
     """
     return _cause(error) if isinstance(error, TorchRuntimeError) else error
 

@@ -17,7 +17,7 @@ def prepare() -> None:
 
 
 def fails() -> None:
-    raise RuntimeError("what it needs is not there")
+    raise RuntimeError("a dependency is missing")
 
 
 def cases_of(job: str) -> Iterator[Case]:

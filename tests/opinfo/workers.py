@@ -19,7 +19,7 @@ ENDS_ITS_PROCESS = "ends its process"
 """An entry that a verdict has where nothing after the case can run in the same process."""
 
 _STARTS_WITHIN = 300.0
-"""Seconds in which a process has to import what it needs."""
+"""Seconds in which a process has to finish its imports."""
 
 
 def _serve(connection: Any, prepare: Callable[[], None], cases_of: Callable[[Any], Iterable[Case]]) -> None:

@@ -29,7 +29,7 @@ def joint_graph() -> Callable[..., GraphModule]:
             run_passes(passes, joint)
             run_passes(passes[:1], joint, check=True)  # test_contract.py checks after each
             found.append(joint)
-            raise _Captured  # what the halves are compiled to is nobody's concern here
+            raise _Captured  # the compiled forward and backward are not needed here
 
         backend = partial(trace, forward=_run, backward=_run, inference=_run, partition=partition)
         with pytest.raises(BackendCompilerFailed, match="_Captured"):

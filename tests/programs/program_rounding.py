@@ -34,10 +34,10 @@ _UPDATES_STATISTICS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_
 
 
 class Rounded(TorchDispatchMode):
-    """Within it, each operator has operands and results with noise.
+    """Mode in which each operator has operands and results with noise.
 
     A pointwise operator rounds its result only. Others add up products of operands, so that the noise is on the
-    operands: what it comes to is relative to the terms and not to a sum in which they cancel.
+    operands: its effect is relative to the terms and not to a sum in which they cancel.
     """
 
     def __init__(self, size: float, seed: int = 0) -> None:

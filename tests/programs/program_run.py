@@ -59,7 +59,7 @@ def observe(
         everything: end after the first forward, and observe all values by their names in the text.
 
     Returns:
-        What was observed until the first exception.
+        The observations until the first exception.
     """
     observed = Observed()
     stage = ["forward"]

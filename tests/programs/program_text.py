@@ -80,7 +80,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Program:
-    """A module, its arguments, and what is done with its results.
+    """A module, its arguments, and the use of its results.
 
     Attributes:
         parts: attribute of the module -> text that makes it.

@@ -5,7 +5,7 @@ A hunt through many of them, which shrinks those that fail:
     python tests/programs/hunt.py --mode training --seeds 0:1000 --jobs 2 --out found.txt
 
 A seed gives the same program on each machine that computes alike. `program_layers.py` and `program_operations.py` hold
-the ingredients, `program_comparison.py` what is compared and its tolerances.
+the ingredients, `program_comparison.py` the comparison and its tolerances.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 __all__ = ["write_case"]
 
 _LARGEST = 6000  # elements of a value
-_WIDEST = 50.0  # what a value's numbers stay below
+_WIDEST = 50.0  # the bound of a value's numbers
 _ATTEMPTS = 400  # at lines of one program
 
 _CHANNELS = program_layers.CHANNELS

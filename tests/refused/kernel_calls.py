@@ -105,7 +105,7 @@ def disagreements(call: Call) -> Iterator[str]:
 
 
 def _outcome(function: Any, arguments: Mapping[str, Any]) -> list[torch.dtype] | Exception:
-    """The dtypes that a call gives, or what it raises."""
+    """The dtypes that a call gives, or its error."""
     try:
         return [one.dtype for one in tree_leaves(function(**arguments)) if isinstance(one, torch.Tensor)]
     except Exception as error:

@@ -58,10 +58,10 @@ TAKEN_MIXES = {
 """Operators that run in torch for a few dtypes or mixes that their kernels take: torch's result is right."""
 
 OTHERWISE = {
-    "_scaled_dot_product_flash_attention_for_cpu_backward": "what the forward makes has the dtype that it gives",
-    "_weight_norm_interface_backward": "what the forward makes has the dtype that it gives",
-    "native_batch_norm_backward": "what the forward makes has the dtype that it gives",
-    "native_layer_norm_backward": "what the forward makes has the dtype that it gives",
+    "_scaled_dot_product_flash_attention_for_cpu_backward": "the argument has the dtype of the forward's result",
+    "_weight_norm_interface_backward": "the argument has the dtype of the forward's result",
+    "native_batch_norm_backward": "the argument has the dtype of the forward's result",
+    "native_layer_norm_backward": "the argument has the dtype of the forward's result",
     "_batch_norm_with_update_functional": "statistics of halves, which torch's fake tensors have in float32",
     "_embedding_bag": "offsets of another integer dtype than the indices, of which only torch's gradient knows",
     "_embedding_bag_backward": "indices that are all int64 or all int32, as torch's formula of the gradient makes them",
@@ -73,7 +73,7 @@ OTHERWISE = {
     "mse_loss_backward": "autograd casts a gradient to the dtype of its input",
     "native_batch_norm": "statistics of halves, which torch's fake tensors have in halves",
     "native_group_norm": "statistics of halves, which torch's fake tensors have in halves",
-    "native_group_norm_backward": "what the forward makes has the dtype that it gives",
+    "native_group_norm_backward": "the argument has the dtype of the forward's result",
     "native_layer_norm": "statistics of halves, which torch's fake tensors have in halves",
     "rrelu_with_noise_backward": "autograd casts a gradient to the dtype of its input",
     "scatter_reduce": "a mean of bools; the other reductions take them",
@@ -104,7 +104,7 @@ def _called(function: Callable[..., Any], sample: Any) -> list[Call]:
         try:
             return calls_of(lambda: function(sample.input, *sample.args, **sample.kwargs))
         except (RuntimeError, ValueError, TypeError, AssertionError):
-            return []  # what eager refuses: sparse layouts, operators of CUDA
+            return []  # eager refuses sparse layouts and operators of CUDA
 
 
 IN_CI = 2
@@ -115,7 +115,7 @@ IN_CI = 2
     "part", [*range(IN_CI), *(pytest.param(part, marks=pytest.mark.slow) for part in range(IN_CI, PARTS))]
 )
 def test_rules_and_kernels_agree(part: int) -> None:
-    logging.disable()  # fake tensors log what they refuse
+    logging.disable()  # fake tensors log their refusals
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Dtypes and dimensions that eager refuses are refused by torch's own error, and what eager takes is computed."""
+"""Dtypes and dimensions that eager rejects raise torch's own error, and those that it accepts are computed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = (torch.float32, D, torch.float16, torch.bfloat16, torch.int64, torch.i
 
 
 def outcome(function: Callable[..., Any], tensors: tuple[Tensor, ...], backend: str | None) -> Any:
-    """The dtypes of what a call gives, or the class and the first line of what it raises."""
+    """The dtypes of a call's results, or the class and the first line of its error."""
     torch._dynamo.reset()
     called = function if backend is None else torch.compile(function, backend=backend)
     try:

@@ -1,4 +1,4 @@
-"""docs/reference/refused.md says what the calls are."""
+"""docs/reference/refused.md agrees with the calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of what is said about a whole process run in processes of their own: other tests leave models behind."""
+"""Tests of reports about a whole process run in processes of their own: other tests leave models behind."""
 
 from __future__ import annotations
 

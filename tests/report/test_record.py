@@ -1,4 +1,4 @@
-"""RECORDS: what compiles learned."""
+"""RECORDS has a record of each compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The summary names the setting that changes what Dynamo leaves to eager."""
+"""The summary names the setting that makes Dynamo trace the code that it left to eager."""
 
 from __future__ import annotations
 

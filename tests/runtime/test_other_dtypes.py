@@ -1,4 +1,4 @@
-"""A kernel of torch's that gives another dtype than its fake tensor: what enters a session is cast."""
+"""A torch kernel that gives another dtype than its fake tensor: inputs of sessions are cast."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMISED: dict[str, torch.dtype] = {}
 
 @pytest.fixture(autouse=True)
 def operators() -> Iterator[None]:
-    """Define operators that have no lowering, and whose fake tensors say what PROMISED does."""
+    """Define operators that have no lowering, and whose fake tensors have the dtype in PROMISED."""
     with torch.library._scoped_library("other_dtypes", "DEF") as library:
         library.define("kernel(Tensor x) -> Tensor")
         library.impl("kernel", lambda x: x.sin().half(), "CPU")

@@ -1,4 +1,4 @@
-"""The Python written for outer graphs: what it says, what it computes, and when it lets go of values."""
+"""The Python generated for outer graphs: its text, its results, and when it frees values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Halt(Exception):  # noqa: N818
 
 
 def code(build: Callable[[Graph], Any], run: Callable[..., Any] | None = None, outputs: int = 2) -> Any:
-    """The function written for the graph that `build` builds, in which island_0 does what `run` does."""
+    """The function generated for the graph that `build` builds, with `run` as island_0."""
     graph = Graph()
     graph.output(build(graph))
     gm = GraphModule({"island_0": nn.Module(), "constant": torch.ones(2)}, graph)

@@ -1,4 +1,4 @@
-"""Sessions on CUDA's streams and in torch's memory, tried on the CPU with streams that only note what is asked."""
+"""Sessions on CUDA's streams and in torch's memory, tested on the CPU with streams that only record calls."""
 
 from __future__ import annotations
 
@@ -481,7 +481,7 @@ def test_torchs_out_of_memory_error_is_raised_by_the_call(cuda: FakeCuda, monkey
         compiled.run(torch.randn(3, 4))
     assert "nullptr" in str(caught.value.__cause__)
     own.run = SessionStream(CPU, {}).around(lambda *_: 1 / 0)
-    with pytest.raises(Stopped, match="division"):  # what was raised once is not raised again
+    with pytest.raises(Stopped, match="division"):  # the first error is not raised a second time
         compiled.run(torch.randn(3, 4))
 
 

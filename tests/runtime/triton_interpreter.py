@@ -46,7 +46,7 @@ DTYPES = {
 
 
 class InterpreterFailedError(Exception):
-    """A kernel cannot be interpreted, or reads or writes what it must not; the message is the process's."""
+    """A kernel cannot be interpreted, or accesses memory out of bounds; the message is the process's."""
 
 
 def interpret(op: Any, inputs: Sequence[torch.Tensor | np.ndarray[Any, Any]]) -> list[torch.Tensor]:
@@ -143,7 +143,7 @@ def _run(
     for one, (_, middle) in zip(inputs, read, strict=True):
         middle.copy_(one)
     results = []
-    for fill in (0, 1):  # what differs between the runs is not written
+    for fill in (0, 1):  # elements that differ between the runs are not written
         written = [_guarded(shape, dtype, fill) for shape, dtype in outputs]
         fresh = [_guarded(shape, dtype, fill) for shape, dtype in outputs]
         if programs:
@@ -156,7 +156,7 @@ def _run(
         results.append([middle for _, middle in written])
     for index, (first, second) in enumerate(zip(*results, strict=True)):
         if not _same(first, second):
-            raise AssertionError(f"output {index} is not written everywhere, or hangs on what was in it")
+            raise AssertionError(f"output {index} is not written everywhere, or depends on its earlier content")
     return [one.clone() for one in results[0]]
 
 
@@ -178,7 +178,7 @@ def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _int64(value: int) -> Any:
-    """A parameter of type int64, whatever its value; the interpreter takes a small one for an int32."""
+    """A parameter of type int64 for any value; the interpreter takes a small one for an int32."""
     import triton.language as tl
 
     return tl.tensor(_handle(np.array([value], np.int64), tl.int64), tl.int64)

@@ -1,4 +1,4 @@
-"""Runs saved graphs with plain InferenceSessions and NumPy, by what the file that joins them says."""
+"""Runs saved graphs with plain InferenceSessions and NumPy, as the file that joins them describes."""
 
 from __future__ import annotations
 

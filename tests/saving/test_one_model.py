@@ -1,4 +1,4 @@
-"""The models of one compile join into one, which computes what they compute."""
+"""The models of one compile join into one model, which computes the same."""
 
 from __future__ import annotations
 

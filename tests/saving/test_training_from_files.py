@@ -1,4 +1,4 @@
-"""Saved files suffice to train: their names are those of the model, and what joins them is said."""
+"""Saved files suffice to train: their names are those of the model, and a file describes how they join."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ort_dynamo.segment.segment import Segmented, segment
 if not distributed.is_available():
     pytest.skip("torch has no torch.distributed here", allow_module_level=True)
 
-import torch.distributed._functional_collectives  # registers what collectives are in fake tensors
+import torch.distributed._functional_collectives  # registers fake tensors of collectives
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ wait = c10d.wait_tensor
 
 
 def cut(function: Callable[..., Any], *args: torch.Tensor, eager: tuple[Any, ...] = ()) -> Segmented:
-    """Cut what `function` is, run what comes out, and compare."""
+    """Cut the graph of `function` into islands, run them, and compare with eager."""
     args = args or tuple(torch.randn(4, 4) for _ in range(2))
     gm = make_fx(function, tracing_mode="fake")(*args)
 

@@ -1,4 +1,4 @@
-"""Cutting: which nodes go where, and what crosses."""
+"""Graphs are cut into islands: the nodes of each, and the values that cross."""
 
 from __future__ import annotations
 

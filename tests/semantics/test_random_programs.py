@@ -106,7 +106,7 @@ def test_a_random_program_equals_eager(seed: int, dynamic: bool) -> None:
     text = write_program(seed)
     try:
         expected, gradients = observed(text)
-    except RuntimeError:  # what the backward needs was written over: compiled, it is a copy
+    except RuntimeError:  # a saved tensor was overwritten; the compiled program saves a copy
         pytest.skip("eager cannot differentiate it")
     found, own_gradients = observed(text, dynamic=dynamic)
     for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):

@@ -265,7 +265,7 @@ def test_fake_tensors_may_have_symbolic_results(compiled: Compile) -> None:
     assert y.stride() == (1, 4)
 
 
-# -- what was stored ---------------------------------------------------------------------------------------------------
+# -- stored graphs -----------------------------------------------------------------------------------------------------
 
 PROGRAM = """
 import torch

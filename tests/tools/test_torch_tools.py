@@ -189,7 +189,7 @@ def test_a_stance_can_name_this_backend() -> None:
     ort_train.reset()  # type: ignore[attr-defined]  # Dynamo's reset() knows only backends of torch.compile calls
 
 
-# -- what is compiled --------------------------------------------------------------------------------------------------
+# -- compiled modules --------------------------------------------------------------------------------------------------
 
 
 def test_fullgraph_compiles_whole_functions_and_refuses_others() -> None:

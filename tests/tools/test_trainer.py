@@ -18,7 +18,7 @@ import ort_dynamo
 transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")
 
-# Their warnings are of their own code and of what they find installed.
+# Their warnings are about their own code and about installed packages.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TINY = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -41,7 +41,7 @@ def make_model(name: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
-    """Take back what TrainingArguments and Accelerator write into the environment."""
+    """Restore the environment variables that TrainingArguments and Accelerator set."""
     before = dict(os.environ)
     yield
     os.environ.clear()

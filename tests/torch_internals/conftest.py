@@ -17,7 +17,7 @@ _EVERYTHING = """
 import pkgutil, importlib
 import ort_dynamo
 for module in pkgutil.walk_packages(ort_dynamo.__path__, "ort_dynamo."):
-    if not module.name.endswith("__main__") and ".demo" not in module.name:  # what pip's extra demo installs
+    if not module.name.endswith("__main__") and ".demo" not in module.name:  # needs the packages of the extra demo
         importlib.import_module(module.name)
 from ort_dynamo.lowering.registry import registered
 from ort_dynamo.capture.decompositions.table import decompositions
@@ -55,7 +55,7 @@ def named_operators(trees: dict[Path, ast.Module]) -> list[str]:
 
 @pytest.fixture(scope="session")
 def with_everything_imported() -> Callable[[str, str], str]:
-    """Run a program in a process of its own: `before` it, and after it the import of every module; what it prints."""
+    """Run a program in its own process, with `before` first, then the import of every module; return its output."""
 
     def run(before: str, after: str) -> str:
         program = "\n".join((before, _EVERYTHING, after))

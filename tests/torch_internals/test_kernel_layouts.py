@@ -1,4 +1,4 @@
-"""Real kernels keep what the table of layouts promises, and fake tensors agree where passes rely on both."""
+"""Real kernels give the strides in the table of layouts, and fake tensors agree where passes rely on both."""
 
 from __future__ import annotations
 

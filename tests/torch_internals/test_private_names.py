@@ -1,4 +1,4 @@
-"""Private names of torch stand behind one door, and what a version lacks has a stand-in."""
+"""Private names of torch are used in one package only, and names that a version lacks have substitutes."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_an_exporter_whose_parts_take_other_arguments_is_not_used(monkeypatch: p
     assert exporter._try.__wrapped__(OPSET) == "TypeError: SymbolicTensor() takes 2 arguments"
 
 
-# -- stand-ins give what torch's own give ------------------------------------------------------------------------------
+# -- substitutes agree with torch's own functions ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

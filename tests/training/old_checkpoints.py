@@ -1,4 +1,4 @@
-"""Files as onnxruntime.training wrote them, states as ORTTrainer has them, and what "the same" is."""
+"""Files as onnxruntime.training wrote them, states as ORTTrainer has them, and their comparison."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_a_loop_trains_as_eager_does_and_a_third_shape_compiles_nothing(name: st
 
 @pytest.fixture
 def same_environment() -> Iterator[None]:
-    """Take back what TrainingArguments writes into the environment."""
+    """Restore the environment variables that TrainingArguments sets."""
     before = dict(os.environ)
     yield
     os.environ.clear()

@@ -35,7 +35,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_results_have_eagers_memory_layout(layout, dynamic):
     x, other = (LAYOUTS[key](torch.randn(2, 6, 3, 5)) for key in (layout, "contiguous"))
-    # What is computed from a result takes over its layout.
+    # A tensor that is computed from a result takes over its layout.
     assert_like_eager(lambda x, other: [y * 2 for y in results(x, other)], x.requires_grad_(), other, dynamic=dynamic)
 
 

@@ -1,4 +1,4 @@
-"""Graphs of convolutions that torch runs, and what ConvertToChannelsLast makes of them."""
+"""Graphs of convolutions that torch runs, before and after ConvertToChannelsLast."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def traced(function: Callable[..., Any], *inputs: torch.Tensor, chosen: bool = T
 
 
 def assert_same(gm: GraphModule, function: Callable[..., Any], *inputs: torch.Tensor) -> None:
-    """Check that a graph computes what the function does, in the same strides."""
+    """Check that a graph computes the same as the function, in the same strides."""
     expected, actual = function(*inputs), _Checked(gm).run(*inputs)
     for index, (mine, theirs) in enumerate(zip(_leaves(actual), _leaves(expected), strict=True)):
         assert_close(mine, theirs, f"output {index}")

@@ -1,4 +1,4 @@
-"""Graphs of convolutions, and what PermuteImages makes of them."""
+"""Graphs of convolutions, before and after PermuteImages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def assert_permuted(
     after: str,
     tolerance: Tolerance = CLOSE,
 ) -> GraphModule:
-    """Check what the pass makes of a function's graph, and that it computes the same."""
+    """Check the pass's rewrite of a function's graph, and that it computes the same."""
     gm = traced(function, *inputs)
     return assert_fx_rewrites(PermuteImages(), before, after, gm, inputs=inputs, tolerance=tolerance)
 

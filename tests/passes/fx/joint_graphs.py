@@ -22,7 +22,7 @@ def weight(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def assert_tags(pass_: PassBase, gm: GraphModule, after: str) -> None:
-    """Check what a pass decides of each of the forward's computations, and that it changes nothing else.
+    """Check the pass's tag on each of the forward's nodes, and that it changes nothing else.
 
     Args:
         pass_: the pass.
@@ -38,7 +38,7 @@ def assert_tags(pass_: PassBase, gm: GraphModule, after: str) -> None:
 
 
 def _untagged(text: str) -> list[list[str]]:
-    """Give each line's call and what is said of it, without tags."""
+    """Give each line's call and its comment, without tags."""
     lines = (re.split(r"  # | \| ", line) for line in unwrapped(text).splitlines())
     return [[one for one in line if one not in CheckpointPolicy.__members__] for line in lines]
 

@@ -1,4 +1,4 @@
-"""Passes are to find nothing left to do in what they have made."""
+"""A pass changes nothing when it runs a second time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics: what reads them, and what must not."""
+"""BatchNorm's running statistics are saved before the forward overwrites them."""
 
 from __future__ import annotations
 

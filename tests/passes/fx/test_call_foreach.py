@@ -19,7 +19,7 @@ from ort_dynamo.passes.fx.torch_graph.place_foreach import PlaceForeach
 
 
 def placed(function: Callable[..., Any], *inputs: Any) -> GraphModule:
-    """Trace a function, and mark what is to be called together."""
+    """Trace a function, and mark the operators to group into foreach calls."""
     gm = make_fx(function, tracing_mode="fake")(*inputs)
     run_twice(PlaceForeach(), gm)
     return gm

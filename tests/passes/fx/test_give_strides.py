@@ -1,4 +1,4 @@
-"""Strides of dimensions of one element: of what they are derived, and how results get them."""
+"""Strides of dimensions of one element: their source, and how results get them."""
 
 from __future__ import annotations
 

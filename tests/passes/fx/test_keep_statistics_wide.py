@@ -24,7 +24,7 @@ NORMALIZATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def dtypes(gm: GraphModule) -> dict[str, list[torch.dtype]]:
-    """The dtypes of a normalization's results, and of what its gradient gets."""
+    """The dtypes of a normalization's results, and of its gradient's arguments."""
     (forward,) = (n for n in gm.graph.nodes if "_norm" in str(n.target) and "backward" not in str(n.target))
     (backward,) = (n for n in gm.graph.nodes if "_norm_backward" in str(n.target))
     read = [n.meta["val"] for n in backward.args if isinstance(n, Node)]

@@ -14,7 +14,7 @@ from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.analysis.aliases import returned_views
 from ort_dynamo.passes.fx.return_no_views import ReturnNoViews
 
-LARGE = (2, 30, 40, 50)  # more than what is copied into memory of torch's anyway
+LARGE = (2, 30, 40, 50)  # larger than the results that are always copied into torch's memory
 
 
 def test_a_computed_result_is_returned_as_no_view_and_shares_its_memory() -> None:

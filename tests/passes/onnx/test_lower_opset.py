@@ -1,4 +1,4 @@
-"""Graph before, graph after; what has no form; and that ONNX Runtime gets the same numbers from both."""
+"""Graphs before and after, nodes without an older form, and equal results of both graphs in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def test_the_older_form_gives_the_same(signature: str, nodes: str, feeds: dict[s
 
 
 def test_a_reduction_of_no_axes_that_does_nothing_still_does_nothing() -> None:
-    # By itself: ONNX Runtime 1.19.2 runs this operator wrongly, so that it cannot be asked what is right.
+    # By itself: ONNX Runtime 1.19.2 runs this operator wrongly, so it is no reference.
     lowered = parsed(f"g ({SIGNATURE}) => (float[a, b, c] y) {{ y = ReduceSum <noop_with_empty_axes = 1> (x) }}")
     assert LowerOpset(12)(lowered).modified
     after = ir.to_proto(lowered).SerializeToString()

@@ -1,4 +1,4 @@
-"""Kernels become cubins without a device: what is in them, what is kept of them, and what is said where one fails."""
+"""Kernels are compiled to cubins without a device and stored; a failure is reported with its reason."""
 
 from __future__ import annotations
 

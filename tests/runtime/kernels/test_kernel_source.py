@@ -1,4 +1,4 @@
-"""A kernel's text is checked before anything imports it: what a printer writes passes, what could run does not."""
+"""A kernel's text is checked before anything imports it: a printer's code passes, code with side effects does not."""
 
 from __future__ import annotations
 

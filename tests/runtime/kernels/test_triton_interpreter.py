@@ -1,4 +1,4 @@
-"""The interpreter gives what the kernels of the examples mean, and finds what they must not do."""
+"""The interpreter runs the example kernels correctly, and detects invalid accesses."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ WRONG: list[tuple[str, str]] = [
     ("    tl.store(out0 + i, tl.load(in0 + i, m))\n", "output 0 is written beyond its end"),
     ("    tl.store(out0 + i - 1, tl.load(in0 + i, m), m)\n", "output 0 is written beyond its end"),
     ("    tl.store(out0 + i, tl.load(in0 + i, m), m & (i > 0))\n", "output 0 is not written everywhere"),
-    ("    tl.store(out0 + i, tl.load(out0 + i, m), m)\n", "output 0 is not written everywhere, or hangs on"),
+    ("    tl.store(out0 + i, tl.load(out0 + i, m), m)\n", "output 0 is not written everywhere, or depends on"),
     ("    tl.store(out0 + i, tl.load(in0 + i, m) + tl.arange(0, 3), m)\n", "power of 2"),
     ("    tl.store(out0 + i, libdevice.tanh(tl.load(in0 + i, m).to(tl.bfloat16)), m)\n", "has no function of bf16"),
     ("    tl.store(out0 + i, libdevice.tgamma(tl.load(in0 + i, m)), m)\n", "libdevice has no tgamma"),

@@ -50,7 +50,7 @@ def spans(run: Callable[[], Any]) -> list[str]:
 
 
 def island(run: Callable[..., Any], covers: str) -> Island:
-    """An island of one result that does what `run` does, in the place of a session."""
+    """An island of one result that calls `run` in the place of a session."""
 
     class Compiled:
         def __init__(self) -> None:

@@ -110,7 +110,7 @@ def load(file, seen):
         checkpoint.load_state([file])
     except CheckpointFileError:
         seen["refused"] += 1
-    except AssertionError as error:  # what is left says that it is of another rank, say
+    except AssertionError as error:  # for example, the rest names another rank
         assert str(error).startswith(("Missing information", "Expected number", "Unexpected rank", "World size")), error
         seen["assertion"] += 1
     else:

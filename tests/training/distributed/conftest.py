@@ -10,7 +10,7 @@ from ranks import Ranks, compiled_in
 
 @pytest.fixture(scope="session")
 def compiled_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of compiled graphs: what one rank or test has built the others read."""
+    """A folder of compiled graphs that ranks and tests share."""
     return tmp_path_factory.mktemp("compiled")
 
 

@@ -70,7 +70,7 @@ def masked_batches(count: int = 6) -> list[tuple[Tensor, ...]]:
 
 
 def masked(rank: int, world: int) -> dict[str, Any]:
-    """Train a model whose later stages read inputs; losses, and what it predicts."""
+    """Train a model whose later stages read inputs; return losses and predictions."""
     stages = {"pipeline_parallel_size": 3, "num_pipeline_micro_batches": 3, "pipeline_cut_info_string": "fc2, fc3"}
     levels = {"distributed": {"pipeline_parallel": stages}} if world > 1 else {}
     trainer = make(rank, world, optim.AdamConfig(lr=0.01), levels, Masked, desc=MASKED)
@@ -94,7 +94,7 @@ def masked(rank: int, world: int) -> dict[str, Any]:
 
 
 class Skipping(Masked):
-    """Computes in the first stage what both others need."""
+    """Computes in the first stage a tensor that both others need."""
 
     def forward(self, mask: Tensor, input1: Tensor, unread: Tensor) -> Tensor:
         return super().forward(torch.sigmoid(mask - 0.5), input1, unread)

@@ -84,7 +84,7 @@ def weights_of(trainer: ORTTrainer) -> dict[str, Any]:
 
 
 def cases(rank: int, world: int) -> dict[str, Any]:
-    """Train each case, and see what else belongs to a step."""
+    """Train each case, and check the other parts of a step."""
     found: dict[str, Any] = {}
     for name, (config, levels) in CASES.items():
         trainer = make(rank, world, config, levels)
@@ -182,7 +182,7 @@ def _after_all(world: int) -> range:
 
 
 def resume(rank: int, world: int, folder: Path, saved: int) -> dict[str, list[float]]:
-    """Load what `saved` ranks saved, and go on for ten steps."""
+    """Load the checkpoints of `saved` ranks, and train for ten more steps."""
     found = {}
     for name, (model, config) in SAVED.items():
         trainer = make(rank, world, config, _ZERO, model)

@@ -13,7 +13,7 @@ State = tuple[Array, Array, Array]
 
 
 def scale_of(grads_scaled: Iterable[Any], loss_scale: float, max_norm: float, clip: bool) -> tuple[float, bool]:
-    """By what scaled gradients are divided, and whether their norm, over all of them, is finite.
+    """The divisor of scaled gradients, and whether the norm of all of them is finite.
 
     Without a loss scale, loss_scale is 1. Where the norm is not finite nothing is updated.
     """

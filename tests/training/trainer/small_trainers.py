@@ -185,7 +185,7 @@ class PlainLoop:
 def assert_same_weights(
     trainer: ORTTrainer, expected: dict[str, Any], what: str = "", tolerance: Tolerance | None = None
 ) -> None:
-    """Compare what is trained with what it should be."""
+    """Compare the trained weights with the expected ones."""
     found = weights(trainer)
     limit = tolerance or TOLERANCES[torch.float32]
     for name, value in expected.items():

@@ -282,7 +282,7 @@ class AsksSymbol(Branching):
 
 
 class Disabled(Branching):
-    """Calls what Dynamo is told to leave alone."""
+    """Calls a function that is disabled for Dynamo."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.compiler.disable(self.positive)(self.drop(x)).squeeze(-1)

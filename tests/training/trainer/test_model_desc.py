@@ -225,7 +225,7 @@ def in_order(errors: Any) -> Any:
 
 
 def fuzzed(model_desc: dict[str, Any]) -> None:
-    """A description is refused for exactly what is wrong with it, or taken with exactly what it says."""
+    """A description is refused with exactly its errors, or accepted with exactly its entries."""
     if None in model_desc:
         assert refused(model_desc) == {None: ["unknown field"]}
         return

@@ -113,7 +113,7 @@ DOCUMENTED = {
 
 
 def put(tree: dict[str, Any], path: str, value: Any, around: Any = lambda level: level) -> None:
-    """Put a value into nested dicts; `around` makes what holds an inner dict."""
+    """Put a value into nested dicts; `around` makes the container of an inner dict."""
     *levels, last = path.split(".")
     for key in levels:
         inner = tree.setdefault(key, around({}))
@@ -425,7 +425,7 @@ def test_options_need_no_onnxruntime_until_they_hold_its_objects() -> None:
 
 
 def fuzzed(data: st.DataObject) -> None:
-    """Options drawn good, bad, misspelt or as the documents have them: what comes out is what the table says."""
+    """Random options are valid, invalid, misspelt or as in the documents; the result agrees with the table."""
     given_options: dict[str, Any] = {}
     errors: dict[str, Any] = {}
     expected = defaults()

@@ -1,6 +1,6 @@
 """The examples of the documents of ORTTrainer and ORTTrainerOptions run, with small models in the place of "...".
 
-What in them could not run in the old package either, and what a program has to write:
+Slips of the examples, which could not run in the old package either, and their corrections:
 
 | example | slip | correction |
 |---|---|---|
@@ -11,7 +11,7 @@ What in them could not run in the old package either, and what a program has to 
 | trainer | 'model_param0' and the like are names of no weights | names as in the model's state_dict |
 | trainer | two of the five inputs are labels, and loss_fn takes one | the last is loss_fn's, the other the model's |
 | state_dict | a brace too many closes the schema before train_step_info | it is a section like the others |
-| first trainer | no word on what gives the loss scale | the last input, or `loss_scaler` |
+| first trainer | no word on the source of the loss scale | the last input, or `loss_scaler` |
 """
 
 from __future__ import annotations

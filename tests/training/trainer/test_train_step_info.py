@@ -1,4 +1,4 @@
-"""Section 2.5 of ORTTrainer's reference: what is known of a step."""
+"""Section 2.5 of ORTTrainer's reference: the facts about a step."""
 
 from __future__ import annotations
 

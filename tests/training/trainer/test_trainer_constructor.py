@@ -1,4 +1,4 @@
-"""Section 2.3 of ORTTrainer's reference: what a trainer is made of, and what it refuses."""
+"""Section 2.3 of ORTTrainer's reference: a trainer's arguments, and those that it refuses."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_tied_narrow_weights_have_one_master_by_all_names() -> None:
     assert np.array_equal(found["bias"], found["last.bias"])
 
 
-# -- what a model returns ----------------------------------------------------------------------------------------------
+# -- the model's results -----------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Sections 2.5 and 2.6 of ORTTrainer's reference: what a step computes, against the formulas in float64."""
+"""Sections 2.5 and 2.6 of ORTTrainer's reference: the results of a step, against the formulas in float64."""
 
 from __future__ import annotations
 

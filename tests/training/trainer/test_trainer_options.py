@@ -1,4 +1,4 @@
-"""Section 2.2 of ORTTrainer's reference: every option does what it says."""
+"""Section 2.2 of ORTTrainer's reference: every option has its documented effect."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ TRANSFORMER: dict[str, Any] = {"inputs": [("x", [2, 5, 8])], "outputs": [("loss"
 
 
 def transformer(**levels: Any) -> tuple[list[float], CompileRecord]:
-    """Losses of three steps in two halves, and what the compile says."""
+    """Losses of three steps with separate forward and backward graphs, and the record of the compile."""
     torch.manual_seed(3)
     trainer = make_trainer(SGD, Transformer(), desc=TRANSFORMER, loss_fn=None, one_session=False, **levels)
     x = torch.randn(2, 5, 8)

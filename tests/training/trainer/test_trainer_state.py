@@ -50,7 +50,7 @@ def trained(config: str = "adam", steps: int = 2, **arguments: Any) -> ORTTraine
     return trainer
 
 
-# -- what a state has --------------------------------------------------------------------------------------------------
+# -- the contents of a state -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

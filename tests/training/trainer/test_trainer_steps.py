@@ -107,7 +107,7 @@ def test_the_first_rate_of_a_warm_up_is_nought() -> None:
 
 def test_a_scheduler_goes_by_updates_not_by_steps() -> None:
     class Seen(optim.LinearWarmupLRScheduler):
-        """Keeps what it is told and gives."""
+        """Records its arguments and results."""
 
         def get_lr(self, train_step_info: Any) -> list[float]:
             told.append((train_step_info.step, train_step_info.optimization_step))
@@ -308,7 +308,7 @@ class Normed(nn.Module):
 
 def test_an_evaluation_changes_nothing_and_drops_nothing() -> None:
     class Seen(optim.LinearWarmupLRScheduler):
-        """Keeps what it is told."""
+        """Records its arguments."""
 
         def get_lr(self, train_step_info: Any) -> list[float]:
             told.append(train_step_info)

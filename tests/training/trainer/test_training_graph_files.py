@@ -68,7 +68,7 @@ def test_a_session_of_the_training_graph_computes_a_trainers_step(config: str, t
     assert_standard(model)
     session = session_of(model)
     feeds: dict[str, Any] = {}
-    for index, batch in enumerate(data):  # the file's own values at the first step, then what the step before gave
+    for index, batch in enumerate(data):  # the file's own values at the first step, then the results of the step before
         outputs = run(session, {**inputs_of(batch), **feeds})
         loss, prediction = trainer.train_step(*batch) if index else (None, None)
         if loss is not None:
@@ -83,7 +83,7 @@ def test_a_session_of_the_training_graph_computes_a_trainers_step(config: str, t
 
 
 def assert_state(trainer: ORTTrainer, found: dict[str, Any]) -> None:
-    """Compare what a session gave for the next step with the state of a trainer that ran the same steps."""
+    """Compare a session's results for the next step with the state of a trainer that ran the same steps."""
     state = trainer.state_dict()
     for name, value in state["model"]["full_precision"].items():
         np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6, err_msg=name)

@@ -11,7 +11,7 @@ FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 def numbers(dtype):
-    """Every power of two with its neighbours, both signs, subnormal numbers, and what is not a number."""
+    """Every power of two with its neighbours, both signs, subnormal numbers, infinities and NaN."""
     limits = torch.finfo(dtype)
     lowest = math.frexp(limits.smallest_normal * limits.eps)[1] - 1
     exponents = range(lowest, math.frexp(limits.max)[1])

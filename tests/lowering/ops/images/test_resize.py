@@ -93,7 +93,7 @@ def test_integers_are_resized_by_torchs_decomposition():
 
 
 def test_a_very_long_axis_takes_no_matrix():
-    # A matrix that knows what becomes of each of its places would take 11 GB.
+    # The interpolation matrix would take 11 GB.
     x = torch.randn(1, 2, 38_000, requires_grad=True)
     assert_like_eager(resize("nearest", size=400), x.detach(), gradients=False)
     assert_like_eager(resize("linear", size=400), x, allow_eager=True)
@@ -112,7 +112,7 @@ def test_antialiased_resizing_with_symbolic_sizes_equals_eager(options, dtype):
 
 @pytest.mark.parametrize("align_corners", [False, True])
 def test_antialiased_resizing_to_one_row_with_symbolic_sizes_equals_eager(align_corners):
-    # Of one plane: eager mixes up the images of a batch that becomes one row.
+    # The input has one plane: eager mixes up the images of a batch that becomes one row.
     one = resize("antialiased bilinear", size=(1, 4), align_corners=align_corners)
     assert_like_eager(one, torch.randn(1, 1, 7, 5, requires_grad=True), dynamic=True)
 

@@ -98,7 +98,7 @@ def test_infinity_in_the_first_index_of_a_channel_equals_eager(training):
 
 
 def test_a_batch_with_infinity_leaves_no_trace_in_the_next_one():
-    # The training kernel writes into its running statistics; what a bad batch leaves there must not survive.
+    # The training kernel writes into its running statistics; values of a bad batch must not survive there.
     step = torch.compile(nn.BatchNorm2d(3, track_running_stats=False), backend="ort_train")
     x = torch.randn(4, 3, 5, 5)
     expected = functional.batch_norm(x, None, None, training=True)

@@ -1,4 +1,4 @@
-"""Determinants, triangular systems, and what surrounds factorisations that stay in eager."""
+"""Determinants, triangular systems, and operators around factorisations that stay in eager."""
 
 import pytest
 import torch

@@ -34,7 +34,7 @@ def test_histograms_of_given_bins_equal_eager():
         some = torch.histogram(x, few), torch.histogram(x, few, density=True), torch.histogram(x, many, weight=weight)
         return [part for one in some for part in one]
 
-    # Ends of bins, an empty bin, and what lies in none.
+    # Ends of bins, an empty bin, and values in no bin.
     x = torch.tensor([[0.0, 2, 2, 3.5, 6], [-1, 7, nan, math.inf, -math.inf], [4, 5, 1, 1, 0.5]])
     few, many = torch.tensor([0.0, 2, 2, 4, 6]), torch.linspace(-2, 5, 50)
     assert_like_eager(function, x, few, many, torch.rand(3, 5), gradients=False)

@@ -1,4 +1,4 @@
-"""Layer boundaries of every kind of network: by its modules, by the shape of its graph, and what is not a layer.
+"""Layer boundaries of every kind of network: by its modules, by the shape of its graph, and the nearest non-layers.
 
 Each block is written once, as a function of its input and its weights. As a module it is one of numbered siblings; as a
 function it says nothing about itself, and the graph alone must tell. The nearest non-match of a block is the same block
@@ -237,7 +237,7 @@ def as_function(case: Case, skips: bool) -> Callable[..., Tensor]:
 
 
 def text(gm: GraphModule) -> list[str]:
-    """A line for each layer: what it computes; after the pass, what of that is done again, and what is kept."""
+    """A line for each layer: its computations; after the pass, those that are recomputed and those that are saved."""
     joint = JointGraph(gm)
     cut = joint.cut([node for node in joint.forward if must_recompute(node)])
     if not cut.recomputed:

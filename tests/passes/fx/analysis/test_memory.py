@@ -1,4 +1,4 @@
-"""The record of a compiled graph's memory, against hand-made figures and against what a run really holds."""
+"""The record of a compiled graph's memory, against figures by hand and against the live bytes of a run."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def observe(function: Callable[..., Tensor], *args: Tensor, **options: Any) -> t
             peaks.append(live.peak)
             return result
 
-        run._boxed_call = True  # type: ignore[attr-defined]  # what AOTAutograd calls with one list
+        run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd passes one list
         return run
 
     backend = partial(trace, forward=tracked, backward=tracked, inference=tracked, partition=partition)

@@ -1,4 +1,4 @@
-"""Symbolic sizes as nodes: read from what placeholders carry, each once."""
+"""Symbolic sizes as nodes: read from placeholders, each once."""
 
 from __future__ import annotations
 

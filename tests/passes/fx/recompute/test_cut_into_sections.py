@@ -319,7 +319,7 @@ def test_the_predicted_peak_falls_by_the_freed_bytes() -> None:
     CutIntoSections(freed, least=1, most=8)(gm)
     _, cut = peaks(forward, gm)
     weight = WIDTH * WIDTH * 4
-    transient = 3 * SAVED  # tangents, and a layer's product and what becomes of it
+    transient = 3 * SAVED  # tangents, a layer's matmul, and its result after the pointwise operators
     assert whole >= 16 * SAVED + 9 * weight
     assert cut <= 16 * SAVED + weight + SAVED + transient
     assert whole - cut >= 6 * weight

@@ -164,7 +164,7 @@ def test_a_normalization_saves_only_its_statistics(joint_graph: Capture) -> None
 
     inputs = (weight(2, 3), weight(3, 4), weight(4), weight(4), weight(4, 2))
     gm = joint_graph(function, *inputs)
-    assert saved_bytes(gm) == 32 + 32 + 2 * 8  # what is normalized, the result, and mean and deviation of two rows
+    assert saved_bytes(gm) == 32 + 32 + 2 * 8  # the input, the result, and mean and deviation of two rows
     assert_fx_untouched(RecomputeArithmetic(33), gm)
     assert_tags(
         RecomputeArithmetic(32),
@@ -188,7 +188,7 @@ def test_of_an_rms_normalization_that_is_spelled_out_too(joint_graph: Capture) -
         return (F.rms_norm(x @ w, (4,), scale) @ v).sum()
 
     gm = joint_graph(function, weight(2, 3), weight(3, 4), weight(4), weight(4, 2))
-    # What is normalized, that by its root mean square, that by the scale, and the roots.
+    # The input, the normalized tensor, the scaled one, and the root mean squares.
     assert saved_bytes(gm) == 3 * 32 + 8
     assert_tags(
         RecomputeArithmetic(32),

@@ -71,7 +71,7 @@ def test_a_parameter_is_saved_and_not_its_cast(joint_graph: Capture) -> None:
 
     inputs = (weight(2, 3, dtype=torch.bfloat16), weight(3, 4))
     assert_fx_untouched(RecomputeCasts(()), joint_graph(function, *inputs))  # an activation may be freed
-    gm = joint_graph(function, *inputs)  # torch puts what is read first first
+    gm = joint_graph(function, *inputs)  # torch orders inputs by their first reader
     assert_tags(
         RecomputeCasts((0,)),
         gm,

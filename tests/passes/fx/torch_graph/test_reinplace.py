@@ -225,7 +225,7 @@ def test_a_view_of_a_product_is_overwritten() -> None:
     )
 
 
-# -- what must not be overwritten ------------------------------------------------------------------------------------
+# -- tensors that must not be overwritten ----------------------------------------------------------------------------
 
 
 def test_an_input_is_not_overwritten() -> None:

@@ -1,4 +1,4 @@
-"""Views of torch's results hold whatever strides a kernel gives."""
+"""Views of torch's results are valid for any strides that a kernel gives."""
 
 from __future__ import annotations
 

@@ -647,7 +647,7 @@ def test_large_constants_are_cast_when_the_model_runs(size: int) -> None:
     [
         # Its result has the type of its operand, without an attribute that says so and without being bound to it.
         "r = RandomNormalLike (a) y = Add (r, a)",
-        # A sequence of what it reads.
+        # The result is a sequence of its input's type.
         "s = SplitToSequence (a) i = Constant <value = int64 {0}> () y = SequenceAt (s, i)",
     ],
     ids=["RandomNormalLike", "SplitToSequence"],
@@ -699,7 +699,7 @@ def test_skip_layer_normalization_keeps_its_statistics() -> None:
     assert [value.dtype for value in node.outputs] == [ir.DataType.FLOAT16, ir.DataType.FLOAT]
 
 
-# What the pass says.
+# The pass's summary.
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])

@@ -1,6 +1,6 @@
 """ONNX Runtime's own PropagateCastOps, through the graph builder of the training build, on the same graphs.
 
-What is counted are Cast nodes between float32 and float16, sub-graphs included, since the builder runs other
+Cast nodes between float32 and float16 are counted, sub-graphs included, since the builder runs other
 transformers too. It optimises only graphs that it differentiates, so each graph gets one more input that
 requires a gradient, an Identity of it for an output, and nothing else in common with that path.
 """

@@ -1,4 +1,4 @@
-"""Random ONNX graphs of what FuseKernels joins, and of what it must not join."""
+"""Random ONNX graphs of operators that FuseKernels joins, and of operators that it must not join."""
 
 from __future__ import annotations
 

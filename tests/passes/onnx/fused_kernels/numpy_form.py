@@ -1,4 +1,4 @@
-"""Fused kernels in NumPy: what the tests compare with, and run where there is no device."""
+"""Fused kernels in NumPy: the reference of the tests, and a substitute where there is no device."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def computed(kernel: Kernel, inputs: Sequence[Array], symbols: Sequence[int]) ->
     """Compute a kernel's outputs, each flat.
 
     Args:
-        kernel: what is computed.
+        kernel: the program.
         inputs: of any shape, contiguous; half types as ml_dtypes has them.
         symbols: the value of each symbol of its sizes.
     """

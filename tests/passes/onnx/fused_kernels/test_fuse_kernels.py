@@ -1,4 +1,4 @@
-"""Groups of nodes become kernels that compute what the nodes do."""
+"""Groups of nodes become kernels that compute the same."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_neighbouring_operators_join_the_kernel() -> None:
 
 
 def integer_graph(seed: int) -> onnx.ModelProto:
-    """A random graph of integers: bits, arithmetic, comparisons, choices, casts, and what moves elements."""
+    """A random graph of integers: bits, arithmetic, comparisons, choices, casts, and data movement."""
     draw = random.Random(seed)
     rows, columns = draw.choice([1, 3, 160]), draw.choice([1, 7, 48])
     nodes: list[str] = []

@@ -1,4 +1,4 @@
-"""The Triton source of a kernel computes what its NumPy form does, in Triton's interpreter."""
+"""The Triton source of a kernel computes the same as its NumPy form, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(triton_version() is None, reason="there is no Tr
 
 
 def assert_interpreted(model: ir.Model, inputs: dict[str, np.ndarray]) -> int:
-    """Compare each fused node of a model on what it reads there; gives how many there are."""
+    """Compare each fused node of a model on its inputs there; gives the number of nodes."""
     kernels, seen = fused_kernels(model), 0
     proto = ir.to_proto(model)
     values = with_kernels(model, inputs, body=False, whole=True)

@@ -135,7 +135,7 @@ def kernels(code: bytes | bytearray, entry: Entry, unpack: Unpack) -> list[bytes
 
 
 def _unpack(raw: bytes, size: int) -> bytes:
-    """Unpack device code; code in a form that is not known is kept, as no kernel is found in it."""
+    """Unpack device code; code in an unknown form stays, as no kernel is found in it."""
     import lz4.block
     import zstandard
 

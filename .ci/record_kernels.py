@@ -81,7 +81,7 @@ def _without_device(folder: Path, python: Path) -> list[str]:
 
 
 def asked(version: str, device: str, environment: Path) -> str:
-    """Return the record of one release, made anew."""
+    """Return a new record of one release."""
     from ort_dynamo.targets.target import OPSET
 
     python = make_environment(environment, version, device)

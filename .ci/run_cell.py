@@ -50,7 +50,7 @@ def check_versions(cell: Cell) -> None:
 
 
 def make_record(cell: Cell, outcome: Outcome) -> dict[str, object]:
-    """Make the line that is kept of a cell's run."""
+    """Make the record of a cell's run."""
     commit = ask_git("rev-parse", "--short", "HEAD")
     # The records themselves change from cell to cell.
     changed = ask_git("status", "--porcelain", "--", ".", ":!docs/versions.*")

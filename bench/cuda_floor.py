@@ -65,7 +65,7 @@ _PARTIAL = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 
 
 FEW = 16
-"""A result with so many times fewer bytes than an operand is a sum over rows, or along them."""
+"""Ratio of an operand's bytes to a result's from which an operator is a sum over rows or along them."""
 
 
 @dataclass(frozen=True)

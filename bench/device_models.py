@@ -68,7 +68,7 @@ _ROOM = {None: (4.0, 1e-3), torch.bfloat16: (2.0, 1e-3)}
 
 
 class _Checkpointed(nn.Module):
-    """A module that is computed again in the backward."""
+    """A module that is recomputed in the backward."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -106,8 +106,8 @@ def batches(model: str, way: Training, batch: tuple[Tensor, ...]) -> Iterator[li
 def train(name: str, place: Place) -> dict[str, Any]:
     """Train a model of TRAININGS in eager and under ort_train, and say how far apart they are.
 
-    Both are measured by eager in float64, but for dropout, which draws other numbers there: ours is measured by eager
-    itself then. Where aot_eager, which is torch's own tracing, is as far as ours, that is no fault of ours.
+    Both are measured by eager in float64, except with dropout, whose random numbers differ there: ours is measured by
+    eager itself then. Where aot_eager, which is torch's own tracing, is as far as ours, that is no fault of ours.
     """
     model, way = TRAININGS[name]
     torch._dynamo.reset()

@@ -56,8 +56,8 @@ class Plan:
     Attributes:
         device: of all tensors.
         scale: of the models.
-        units: how many units, an operator in a dtype, are drawn from the operator database.
-        seed: of that draw.
+        units: the number of random units, each an operator in a dtype, from the operator database.
+        seed: of that choice.
         only: a word that the names of cases contain; "" takes all.
     """
 

@@ -157,7 +157,7 @@ WORKLOADS: dict[str, Callable[[Size], Workload]] = {
     "vit": _vit,
     "resnet": _resnet,
 }
-"""name -> builder, which draws weights and batch from torch's generator."""
+"""name -> builder, which makes random weights and a random batch by torch's generator."""
 
 
 def build(name: str, size: Size, seed: int = 0) -> Workload:

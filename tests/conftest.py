@@ -25,7 +25,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 
-# Tests compile anew, so that they see the compile; tests of the stored graphs set a folder of their own.
+# Tests run without the disk cache, so that each compiles; tests of stored graphs set a folder of their own.
 os.environ.setdefault("ORT_DYNAMO_CACHE", "0")
 
 # A compile makes hundreds of thousands of objects that stay, and CPython would search them all every few hundred

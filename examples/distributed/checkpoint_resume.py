@@ -55,7 +55,7 @@ def resume() -> int:
 
 begin = resume()
 for step in range(begin, 10):
-    generator = torch.Generator().manual_seed(step)  # the batch of a step, whoever shares it
+    generator = torch.Generator().manual_seed(step)  # the batch of a step, for any number of ranks
     x = torch.randn(32, 16, generator=generator)
     mine = x.chunk(world)[rank]
     optimizer.zero_grad()

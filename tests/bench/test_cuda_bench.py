@@ -1,4 +1,4 @@
-"""bench/cuda.py, tried on the CPU with the code that a device is measured by."""
+"""Tests of bench/cuda.py on the CPU, with the code that measures a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench/cuda_floor.py counts launches and bytes of a model, and the least that would do."""
+"""bench/cuda_floor.py counts a model's launches and bytes, and a lower bound of them."""
 
 from __future__ import annotations
 

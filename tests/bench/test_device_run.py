@@ -1,4 +1,4 @@
-"""bench/device.py, tried on the CPU with the code that a device is tried by."""
+"""Tests of bench/device.py on the CPU, with the code that checks a device."""
 
 from __future__ import annotations
 

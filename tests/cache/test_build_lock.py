@@ -1,4 +1,4 @@
-"""One process makes, others wait, and nobody waits for one that is gone."""
+"""One process builds an entry, others wait, and none waits for a process that has ended."""
 
 from __future__ import annotations
 

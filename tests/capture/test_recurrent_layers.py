@@ -1,4 +1,4 @@
-"""Recurrent layers are traced with eager's dropout, by whom: a trace in another thread is torch's own."""
+"""Recurrent layers are traced with eager's dropout; traces in other threads stay torch's own."""
 
 from __future__ import annotations
 

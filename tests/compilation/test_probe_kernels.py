@@ -1,4 +1,4 @@
-"""Fused kernels are tried on the device first; the CPU stands for one here, with kernels in their NumPy form."""
+"""Fused kernels are probed on the device first; here the CPU replaces it, with kernels in their NumPy form."""
 
 from __future__ import annotations
 

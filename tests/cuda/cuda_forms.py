@@ -140,7 +140,7 @@ def _widen(graph: onnx.GraphProto, around: Mapping[str, int], target: Target) ->
 
 
 def _between_casts(node: onnx.NodeProto, types: Mapping[str, int], label: str) -> list[onnx.NodeProto]:
-    """The node, with a cast of each half input before it, and one of each half result after it."""
+    """The node, with a cast before each float16 or bfloat16 input, and one after each such result."""
     wide, before, after = onnx.NodeProto.FromString(node.SerializeToString()), [], []
     for place, name in enumerate(node.input):
         if name and types[name] in _HALF:

@@ -1,4 +1,4 @@
-"""Saved models with fused kernels are standard: whoever has no kernels runs the functions of the model."""
+"""Saved models with fused kernels are standard ONNX: a runtime without the kernels runs the model's functions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs the program that its arguments name; rank 1 is killed in the middle of the second checkpoint that it writes.
 
-Where torchrun has started it again, nobody is killed.
+After torchrun has restarted it, no rank is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nodes as they are written, before anything is known of kernels."""
+"""Tests of the op builder's nodes, without a table of kernels."""
 
 from __future__ import annotations
 

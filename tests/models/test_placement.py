@@ -233,7 +233,7 @@ def free_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def price_cuts(monkeypatch: pytest.MonkeyPatch, cut: float) -> None:
-    """Make a cut cost so many nanoseconds; below 0, torch runs operators that gain nothing, too."""
+    """Set the price of a cut in nanoseconds; below 0, torch runs operators that gain nothing, too."""
     prices = usable_target("cpu").prices
     assert prices.operators is not None
     operators = replace(prices.operators, cut=cut, crossing=0, spinning=0)

@@ -1,4 +1,4 @@
-"""Recomputation end to end: the same gradients, bit by bit, for fewer bytes kept."""
+"""Recomputation end to end: the same gradients, bit by bit, with fewer saved bytes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ort_dynamo.passes.running import run_passes
 
 @pytest.fixture
 def joint_graph() -> Callable[..., GraphModule]:
-    """joint_graph(function, *args) -> the joint graph that the recomputation passes get, draws hoisted."""
+    """joint_graph(function, *args) -> the joint graph that the recomputation passes get, with random ops hoisted."""
 
     def capture(function: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> GraphModule:
         found: list[GraphModule] = []

@@ -81,7 +81,7 @@ def drop_value(gm: GraphModule) -> None:
 
 
 def transpose(gm: GraphModule) -> None:
-    """Another operator, whose fake value nobody has changed."""
+    """Change the operator, and leave its fake value."""
     *_, product, _ = gm.graph.nodes
     product.target, product.args = torch.ops.aten.t.default, (product.args[0],)
 

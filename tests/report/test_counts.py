@@ -1,4 +1,4 @@
-"""Fallbacks, and that torch runs most of a model by choice, are said once, and again after a reset."""
+"""Fallbacks and a model mostly in torch are logged once, and again after a reset."""
 
 from __future__ import annotations
 

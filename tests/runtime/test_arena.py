@@ -1,4 +1,4 @@
-"""The arena that sessions share: its regions, and that it is made once."""
+"""The arena that sessions share is registered once, with regions of the expected size."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""RunWatch: which compiled graphs run while somebody looks."""
+"""RunWatch records the compiled graphs that run inside it."""
 
 from __future__ import annotations
 

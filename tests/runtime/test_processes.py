@@ -1,4 +1,4 @@
-"""Sessions at a fork and at the end of a process."""
+"""Tests of sessions at a fork and at the end of a process."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_every_node_names_its_module(saved: Any, stage: str, role: str) -> None:
             if path in modules and path:
                 assert f"{path}: {type(modules[path]).__name__}" in meta["namespace"]
             assert "modeling_gpt2.py" in meta["pkg.torch.onnx.stack_trace"] or path == "GPT2LMHeadModel", node.name
-            if meta["ort_dynamo.direction"] != role:  # computed again, or a view that is not merged yet
+            if meta["ort_dynamo.direction"] != role:  # recomputed, or a view that is not merged yet
                 assert node.name in in_forward or stage == "lowered", node.name
                 again.add(node.name)
             seen.add(path)

@@ -560,7 +560,7 @@ def that_are_none(compile_: Compile) -> Any:
 def of_some_outputs(compile_: Compile) -> Any:
     a, b = (torch.randn(3, requires_grad=True) for _ in range(2))
     x, y, z = compile_(lambda a, b: (a * b, a.exp(), b.long()))(a, b)
-    # AOTAutograd gives zeros where eager gives None for b, which only an output that nobody used depends on.
+    # AOTAutograd gives zeros where eager gives None for b, on which only an unused output depends.
     return torch.autograd.grad(y.sum(), [a], retain_graph=True), torch.autograd.grad(x.sum(), [a, b]), z
 
 

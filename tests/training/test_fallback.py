@@ -173,7 +173,7 @@ def test_a_module_on_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     model.fc2.to("meta")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ORTModule(model)  # by default it runs in PyTorch, which is said at the first call
+        ORTModule(model)  # by default it runs in PyTorch and warns at the first call
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA")
     with pytest.raises(ORTModuleDeviceException) as raised:
         ORTModule(model)

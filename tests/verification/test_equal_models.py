@@ -60,7 +60,7 @@ class Words(nn.Module):
 
 
 class Counts(nn.Module):
-    """Writes buffers in place and anew, and counts its calls in Python."""
+    """Writes buffers in place, replaces buffers, and counts its calls in Python."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A program under InDouble has its own results, and float64 ones beside them."""
+"""A program under InDouble has its own results and float64 results."""
 
 from __future__ import annotations
 

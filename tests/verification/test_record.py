@@ -1,4 +1,4 @@
-"""Recorded graphs draw their random numbers again."""
+"""Recorded graphs replay their random numbers."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_invalid_probabilities_raise_as_in_eager(draw, data):
         draw(torch.tensor(data))
     with pytest.raises(RuntimeError) as found:
         torch.compile(draw, backend="ort_train")(torch.tensor(data))
-    said, *_ = str(found.value).splitlines()  # and where the draw stands, which eager does not say
+    said, *_ = str(found.value).splitlines()  # our message adds the operator's line, which eager's lacks
     assert said.split(", but got")[0] in str(expected.value)
 
 

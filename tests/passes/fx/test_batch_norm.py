@@ -48,7 +48,7 @@ def test_the_gradient_in_evaluation_reads_them(joint_graph: Capture) -> None:
 
 def test_a_recomputed_batch_norm_has_no_running_statistics(joint_graph: Capture) -> None:
     gm = normalized(joint_graph)
-    assert_fx_untouched(MergeStatistics(), gm)  # none is computed again
+    assert_fx_untouched(MergeStatistics(), gm)  # none is recomputed
     assert_fx_untouched(SplitStatistics(), gm)
     for node in JointGraph(gm).forward:
         node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE

@@ -1,4 +1,4 @@
-"""A log-softmax as arithmetic, of which the backward keeps two numbers a row."""
+"""A log-softmax becomes arithmetic, and the backward saves two numbers a row."""
 
 from __future__ import annotations
 

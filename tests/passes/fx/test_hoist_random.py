@@ -1,4 +1,4 @@
-"""Draws are of torch's generator, in eager's order and equal to eager's."""
+"""Random ops run on torch's generator in eager's order, and give eager's numbers."""
 
 from __future__ import annotations
 

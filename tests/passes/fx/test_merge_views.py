@@ -1,4 +1,4 @@
-"""A view becomes an earlier value that shows the same; views that differ in size, strides or owner stay."""
+"""A view becomes an earlier equal view; views that differ in size, strides or owner stay."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_choice_keeps_its_condition() -> None:
     [
         "exact = Div (wide_x, wide_w)",  # how a kernel divides is its own affair
         "between = Mul (wide_x, wide_w) exact = Add (between, wide_w)",  # a formula rounds once, at its end
-        "exact = Add (wide_x, wide_w) other = Neg (exact)",  # somebody reads it unrounded
+        "exact = Add (wide_x, wide_w) other = Neg (exact)",  # another node reads it unrounded
     ],
 )
 def test_anything_else_stays_in_float32(middle: str) -> None:

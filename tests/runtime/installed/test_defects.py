@@ -1,4 +1,4 @@
-"""The table of ONNX Runtime's defects tells who works around them, and the code asks for no other."""
+"""The table of ONNX Runtime's defects names their workarounds, and the code asks for no other defect."""
 
 from __future__ import annotations
 

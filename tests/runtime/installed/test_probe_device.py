@@ -1,4 +1,4 @@
-"""The doctor's session of one node, which runs as graphs run."""
+"""The doctor's probe: a session of one node, run like any graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cubins: how they are loaded and launched, as a driver that only records sees it."""
+"""Tests of loading and launching cubins, with a driver that only records calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C library is built, kept and found; callbacks take its place; where neither can be had, there is a reason."""
+"""The C library is built, stored and found; callbacks replace it; without either, the reason is given."""
 
 from __future__ import annotations
 

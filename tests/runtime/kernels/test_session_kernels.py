@@ -1,4 +1,4 @@
-"""The fused kernels of a session: compiled once, and done without where they cannot be had."""
+"""The fused kernels of a session are compiled once; a session without a compiler runs without them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_without_a_way_to_register_it_runs_the_function_too(
 
 @pytest.fixture
 def undecided() -> Any:
-    """`can_fuse` anew, before and after the test."""
+    """Clear the cache of `can_fuse` before and after the test."""
     session_kernels.can_fuse.cache_clear()
     yield session_kernels.can_fuse
     session_kernels.can_fuse.cache_clear()

@@ -1,4 +1,4 @@
-"""Processes of Triton: several, one after the other, crashing, hanging, gone, forked."""
+"""Triton's worker processes: several, one after the other, crashed, hanging, ended, forked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session under ONNX Runtime's profiler tells the time of each node."""
+"""A session under ONNX Runtime's profiler records the time of each node."""
 
 from __future__ import annotations
 

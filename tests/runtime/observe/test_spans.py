@@ -1,4 +1,4 @@
-"""torch's profiler shows each run of a session, and a call without a profiler pays for one look at a flag."""
+"""torch's profiler shows each run of a session; a call without a profiler checks one flag."""
 
 from __future__ import annotations
 

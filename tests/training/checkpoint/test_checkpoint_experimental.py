@@ -111,7 +111,7 @@ def test_a_checkpoint_is_replaced_with_a_warning(tmp_path: Path) -> None:
 
 
 def zero_trainers(mixed_precision: bool) -> list[Trainer]:
-    """Split moments, and with mixed precision weights, in flat halves; a weight of one element is rank 0's."""
+    """Split flattened moments, and mixed precision's weights, between two ranks; rank 0 has weights of one element."""
     trainers = []
     for rank in range(2):
         state = trainer_state(rank, 2, 1)

@@ -77,7 +77,7 @@ def make_trainer(
     """Make a trainer of Mlp, or of a model, on the CPU.
 
     Args:
-        one_session: whether its steps run as one session or in two halves; None leaves the choice to it.
+        one_session: whether its steps run as one session or as forward and backward; None leaves the choice to it.
         levels: of ORTTrainerOptions.
     """
     if model is None:

@@ -142,7 +142,7 @@ def test_extra_descriptions_have_their_shapes_and_dtypes() -> None:
     ],
 )
 def test_a_refusal_has_its_old_text(model_desc: Any, message: str) -> None:
-    for _ in range(2):  # losses are counted anew
+    for _ in range(2):  # losses are counted again
         assert message_of(model_desc) == f"Invalid model_desc: {message}"
 
 

@@ -1,4 +1,4 @@
-"""Sampling at the places of a grid, forward and backward."""
+"""Sampling at the positions of a grid, forward and backward."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Max pooling: maxima, places and gradients."""
+"""Max pooling: maxima, indices and gradients."""
 
 import math
 

@@ -158,7 +158,7 @@ def run(function, *args):
     gm.graph.eliminate_dead_code()
     for node in gm.graph.nodes:
         if isinstance(node.meta.get("val"), tuple):
-            # Lengths and uint64 random state, which nobody here reads.
+            # Lengths and uint64 random state, which this test does not read.
             node.meta["val"] = tuple(
                 x if isinstance(x, torch.Tensor) and x.dtype != torch.uint64 else None for x in node.meta["val"]
             )

@@ -1,4 +1,4 @@
-"""Products of groups of rows with a matrix each."""
+"""Matmuls of groups of rows, each with its own matrix."""
 
 from __future__ import annotations
 

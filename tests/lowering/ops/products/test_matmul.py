@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matmuls and their gradients."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Places in a sorted list."""
+"""Indices into a sorted sequence."""
 
 import math
 

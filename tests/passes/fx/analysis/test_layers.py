@@ -339,7 +339,7 @@ def test_stages_of_blocks_are_layers_rather_than_their_blocks(joint_graph: Captu
     gm = joint_graph(ResNet(stages_are_called=True), *inputs("convolutions"))
     assert text(gm) == [f"{case.computed} {case.computed}"] * COUNT
     torch._dynamo.reset()
-    # The nearest other: nobody calls the stages, so only their blocks are on the stack of modules.
+    # The nearest non-match: the stages are not called, so only their blocks are on the stack of modules.
     gm = joint_graph(ResNet(stages_are_called=False), *inputs("convolutions"))
     assert text(gm) == [case.computed] * 2 * COUNT
 
@@ -369,7 +369,7 @@ def test_an_encoder_and_a_decoder_written_as_functions_have_their_own_layers(joi
     encode, decode = CASES["pre-LN"], CASES["decoder"]
 
     def network(x: Tensor, source: Tensor, *weights: Tensor) -> Tensor:
-        rest, source = list(weights), torch.tanh(source)  # as an embedding would, for inputs are kept anyway
+        rest, source = list(weights), torch.tanh(source)  # as an embedding would: graph inputs are always saved
         for _ in range(COUNT):
             part, rest = rest[: len(encode.shapes)], rest[len(encode.shapes) :]
             source = encode.block(source, part, source)

@@ -60,7 +60,7 @@ def allocation(tensor: Tensor) -> int:
 
 
 def observe(function: Callable[..., Tensor], *args: Tensor, **options: Any) -> tuple[MemoryRecord, list[int]]:
-    """The record of the one graph of `function`, and the peaks of a run of its halves, operator by operator."""
+    """The record of the one graph of `function`, and the peaks of its forward and backward, operator by operator."""
     records: list[MemoryRecord] = []
     peaks: list[int] = []
     own: set[int] = set()

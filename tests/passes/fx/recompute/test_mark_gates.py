@@ -1,4 +1,4 @@
-"""A sigmoid that only scales tensors is marked; one whose values somebody else reads is not."""
+"""A sigmoid that only scales tensors is marked; one with other readers is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of arithmetic whose arguments are kept anyway: a joint graph in, tags out."""
+"""Recomputing arithmetic whose arguments are saved: a joint graph in, tags out."""
 
 from __future__ import annotations
 

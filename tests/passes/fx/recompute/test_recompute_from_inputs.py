@@ -1,4 +1,4 @@
-"""Results of pointwise operators whose arguments are kept anyway: a joint graph in, tags out."""
+"""Recomputing pointwise operators whose arguments are saved: a joint graph in, tags out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_result_of_an_unsaved_tensor_stays_saved(joint_graph: Capture) -> None
 
 
 def test_a_chain_is_recomputed_only_from_a_saved_argument(joint_graph: Capture) -> None:
-    # Both results are kept without the pass; the second could be made of the first, which is itself made again.
+    # Both results are saved without the pass. The second one's argument is the first, which is recomputed itself.
     gm = joint_graph(lambda x: x.exp().tanh().sum(), weight(4))
     assert_tags(
         RecomputeFromInputs(),

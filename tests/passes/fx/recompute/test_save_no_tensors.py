@@ -1,4 +1,4 @@
-"""A profiled half keeps husks for its backward; its own results stay."""
+"""A profiled forward saves husks for its backward; its own results stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs whose images have their channels last compute the same, in the strides that their fake values say."""
+"""Graphs in channels_last compute the same, in the strides of their fake values."""
 
 from __future__ import annotations
 

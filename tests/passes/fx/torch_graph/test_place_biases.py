@@ -1,4 +1,4 @@
-"""Tests of the place where a matmul's bias is added, on a target that fuses kernels."""
+"""Tests of where a matmul's bias is added, on a target that fuses kernels."""
 
 from __future__ import annotations
 

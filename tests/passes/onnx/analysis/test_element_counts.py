@@ -1,4 +1,4 @@
-"""Sizes of values."""
+"""Tests of the element counts of ONNX values."""
 
 from __future__ import annotations
 

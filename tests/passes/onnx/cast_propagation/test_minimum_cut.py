@@ -1,4 +1,4 @@
-"""The cut, against all cuts."""
+"""The minimum cut is the cheapest of all cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each operator that rounding is said to commute with, on its own: it becomes narrow, and no bit changes."""
+"""Each operator in the table of those that commute with rounding, alone: it becomes narrow, and no bit changes."""
 
 from __future__ import annotations
 

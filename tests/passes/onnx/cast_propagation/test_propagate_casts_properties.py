@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 
 
 class Builder:
-    """Draws a graph: every node reads values that exist already."""
+    """Builds a random graph: every node reads values that exist already."""
 
     def __init__(
         self, draw: Callable[..., Any], names: itertools.count[int], outer: dict[str, tuple[int, Shape]]

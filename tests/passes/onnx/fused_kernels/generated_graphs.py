@@ -36,7 +36,7 @@ class GraphMaker:
         self._symbolic = symbolic
 
     def model(self, nodes: int = 16) -> onnx.ModelProto:
-        """A model of about so many nodes."""
+        """A model of about this number of nodes."""
         r, m, c = self._rows, self._inner, self._columns
         inputs = [
             self._value(TensorProto.FLOAT, shape) for shape in ((r, m, c), (r, m, c), (c,), (r, m, 1), (m, c), ())

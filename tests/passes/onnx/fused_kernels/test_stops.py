@@ -85,7 +85,7 @@ def test_the_function_makes_a_wrong_index_too_large() -> None:
 
 
 def test_no_kernel_of_rows_stops() -> None:
-    """Its masks leave out numbers that nobody has read."""
+    """Its masks leave out elements that are not read."""
     model = stopping(OF_ROWS)
     kernels = fused_kernels(model)
     assert any(kernel.has_row_numbers for kernel in kernels.values())

@@ -1,4 +1,4 @@
-"""Docstrings begin with a verb or a subject."""
+"""Docstrings begin with a verb or a subject, and names of tests have one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ _WITHOUT_SUBJECT = re.compile(
     r"\s*(What|Whatever|Of|Whether|So|As|How|That|Where|Why|Which|When|Who|If)\b",
 )
 """The first words of a clause that names no subject."""
+
+_NAMED_WITHOUT_SUBJECT = re.compile(r"^\s*def (test_(?:\w+_)?what(?:ever)?(?:_\w+)?)\(", re.MULTILINE)
+"""A test named by a clause, such as test_what_is_saved."""
 
 
 def _strings(source: str) -> Iterator[ast.Constant]:
@@ -71,3 +74,29 @@ def test_docstrings_begin_with_a_subject_or_a_verb(folder: str, count: int) -> N
 )
 def test_the_search_finds_each_kind_of_docstring(source: str, lines: list[int]) -> None:
     assert _faults(source) == lines
+
+
+@pytest.mark.parametrize(("folder", "count"), [("tests", 200), ("bench", 20)])
+def test_names_of_tests_have_a_subject(folder: str, count: int) -> None:
+    files = _files(folder)
+    assert len(files) > count
+    found = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in files
+        for name in _NAMED_WITHOUT_SUBJECT.findall(file.read_text())
+    ]
+    assert not found, f"name the subject (test_shared_tensor_is_saved_once): {', '.join(found)}"
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("def test_what_is_saved() -> None:", ["test_what_is_saved"]),
+        ("def test_a_pass_ends_what_it_needs(x):", ["test_a_pass_ends_what_it_needs"]),
+        ("def test_it_passes_whatever():", ["test_it_passes_whatever"]),
+        ("def test_a_somewhat_large_tensor_is_saved():", []),
+        ("def find_what_is_saved():", []),
+    ],
+)
+def test_the_search_finds_names_without_a_subject(line: str, names: list[str]) -> None:
+    assert _NAMED_WITHOUT_SUBJECT.findall(line) == names

@@ -89,14 +89,14 @@ def make_trainer(
 
 def forced(trainer: ORTTrainer, one_session: bool) -> ORTTrainer:
     """Make a trainer that has not run yet take one of the two forms of a step."""
-    made = trainer._made
+    made = trainer._build_model
 
     def make(inputs: Any) -> Any:
         running = made(inputs)
         running._one_session = one_session
         return running
 
-    trainer._made = make  # type: ignore[method-assign]
+    trainer._build_model = make  # type: ignore[method-assign]
     return trainer
 
 

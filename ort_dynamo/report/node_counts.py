@@ -15,7 +15,7 @@ __all__ = ["BY_CHOICE", "BY_DESIGN", "FALLBACK", "PLACE", "EagerNodes", "NodeCou
 BY_DESIGN = "in torch by design"
 BY_CHOICE = "in torch by choice (placement)"
 FALLBACK = "in eager (fallback)"
-PLACE = 'Set options={"placement": "onnxruntime"} to run in ONNX Runtime what torch runs by choice.'
+PLACE = 'Set options={"placement": "onnxruntime"} to run these operators in ONNX Runtime.'
 
 
 @dataclass(frozen=True)

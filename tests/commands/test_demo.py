@@ -183,7 +183,7 @@ def test_where_the_nodes_run_is_in_the_summarys_words() -> None:
         "0 in eager (fallback)",
         "  torch runs operators by choice where it is faster, such as conv nets on a CPU. "
         'Set options={"placement": "onnxruntime"} to '
-        "run in ONNX Runtime what torch runs by choice.",
+        "run these operators in ONNX Runtime.",
     ]
     assert "by choice where" not in "".join(verdict.describe(_outcome()))
     assert str(verdict.judge(_outcome())[-1]) == "ok          no node in eager (fallback): 0"

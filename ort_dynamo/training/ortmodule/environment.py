@@ -111,7 +111,7 @@ class Settings:
 
 _COMPUTE = "the compute optimizer (moving Gathers up, leaving padding out) is not offered"
 _TRITON = "no Triton kernels are made here; torch.compile(backend='inductor') makes them"
-_ATTENTION = "attention is what torch chooses: torch.nn.attention.sdpa_kernel says which"
+_ATTENTION = "torch chooses the attention kernel; torch.nn.attention.sdpa_kernel selects one"
 _EXTENSIONS = "there are no C++ extensions to build or find"
 
 WITHOUT_EFFECT: Mapping[str, str] = {

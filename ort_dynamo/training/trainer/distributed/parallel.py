@@ -220,7 +220,7 @@ def divide_layers(combined: nn.Module, model: nn.Module, inputs: Sequence[Tensor
         is_same, error = False, raised
     if not agree_on(is_same, device):
         reason = (
-            f"divided among {parts} processes, {', '.join(plan)} do not compute what the model does"
+            f"divided among {parts} processes, {', '.join(plan)} do not compute the model's results"
             f"{'' if error is None else f' ({error})'}. Processes that share layers have to have the same batch, and "
             "the model must not take a number of heads or features for granted; otherwise set horizontal_parallel_size "
             "to 1"

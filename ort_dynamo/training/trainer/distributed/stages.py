@@ -235,7 +235,7 @@ def _refuse_several_readers(pipe: Any) -> None:
             readers = [user for user in node.users if user in stages]
             if len(readers) > 1 and value.meta["val"].is_floating_point():
                 reason = (
-                    f"several stages of the pipeline read what stage {index} computes, {node.name}. Cut elsewhere, or "
+                    f"several stages of the pipeline read the value {node.name} of stage {index}. Cut elsewhere, or "
                     "compute it in each of these stages; inputs of the model each stage may read"
                 )
                 raise SeveralProcessesError(reason=reason)

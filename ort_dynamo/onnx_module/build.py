@@ -15,8 +15,9 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TypeProto
 from torch import Tensor, fx
 
 from ort_dynamo.errors import OnnxModelError
+from ort_dynamo.model_limits import FunctionKey, domain_of, function_key
 from ort_dynamo.onnx_module.attributes import bind_attributes, own_attributes
-from ort_dynamo.onnx_module.check_model import FunctionKey, domain_of, function_key, read_opsets
+from ort_dynamo.onnx_module.check_model import read_opsets
 from ort_dynamo.onnx_module.host_values import Host, as_tensor, device_of
 from ort_dynamo.onnx_module.operators import pointwise  # and registers all
 from ort_dynamo.onnx_module.program import Known, Program, Scope, Stored

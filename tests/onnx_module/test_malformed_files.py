@@ -202,6 +202,20 @@ def test_functions_that_call_without_end_are_refused(calls: list[list[str]], wor
         OnnxModule(functions(calls))
 
 
+def test_calls_in_graphs_within_calls_count_as_one_depth() -> None:
+    model = functions([[], [], []])
+    for index, function in enumerate(model.functions):
+        call = make("Neg", ["a"], ["r"]) if index == 2 else make(f"f{index + 1}", ["a"], ["r"], domain="own")
+        called = graph_of([call], [], [value("r", None)])
+        for _ in range(7):
+            called = graph_of([make("If", ["c"], ["r"], then_branch=called)], [], [value("r", None)])
+        del function.node[:]
+        function.input[:], function.output[:] = ["a", "c"], ["r"]
+        function.node.append(called.node[0])
+    with pytest.raises(OnnxModelError, match="deeper than 20"):
+        OnnxModule(model)
+
+
 def test_a_function_that_is_defined_twice_is_refused() -> None:
     model = functions([[]])
     model.functions.append(model.functions[0])
@@ -248,19 +262,21 @@ def test_a_loop_without_end_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["/etc/passwd", "../secret", "data/../../secret", "", "missing", "link", ".", "bad\0name"]
+    "location",
+    ["/etc/passwd", "../secret", "data/../../secret", "", "missing", "link", "loop", ".", "bad\0name", "a" * 5000],
 )
 def test_no_file_outside_of_the_folder_is_read(location: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "secret").write_bytes(b"\0" * 80)
     (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "loop").symlink_to("loop")
     model = perceptron()
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=location)
-    with pytest.raises(OnnxModelError, match=r"not the name of a file|not a file in|it is not valid"):
+    with pytest.raises(OnnxModelError, match=r"not the name of a file|not a file in|cannot be read|is not valid"):
         OnnxModule(model, base_dir=folder)
 
 

@@ -173,11 +173,22 @@ def _load(proto: onnx.ModelProto, path: Path, *, inline: bool) -> ir.Model:
         model = ir.from_proto(proto)
         # An absolute path, since onnx_ir reads any file if the folder is "".
         read_external_data(model, path.absolute().parent)
+        for graph in (model.graph, *model.functions.values()):
+            graph.sort()  # a pass that follows values would not end in a cycle
+        _check_references(model.graph)
         if inline:
             InlinePass()(model)
     except Exception as error:  # onnx_ir lets pass the errors of any type that an invalid model leads to
         raise ModelFileError(what="read", path=path, error=_innermost(error)) from error
     return model
+
+
+def _check_references(graph: ir.Graph) -> None:
+    """Raise ValueError for an attribute that refers to a function's in a graph that is in no function."""
+    for node in graph.all_nodes():
+        for name, attribute in node.attributes.items():
+            if attribute.is_ref():
+                raise ValueError(f"the attribute {name!r} of node {node.name!r} refers to a function's")
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -240,6 +240,26 @@ def test_a_few_bytes_do_not_become_millions_of_nodes(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", PASSES)
+def test_a_cycle_is_refused(name: str, model: onnx.ModelProto, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [onnx.helper.make_node("Cast", ["w"], ["w"], to=1), onnx.helper.make_node("Shape", ["w"], ["shape"])]
+    model.graph.node.extend(nodes)
+    Path("in.onnx").write_bytes(model.SerializeToString())
+    assert main(["passes", "apply", name, "in.onnx", "out.onnx"]) == 2
+    assert "Cannot read the ONNX model in.onnx: " in capsys.readouterr().err
+
+
+def test_a_reference_to_an_attribute_of_no_function_is_refused(
+    model: onnx.ModelProto, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = onnx.helper.make_node("Cast", ["x"], ["w"])
+    node.attribute.add(name="to", type=onnx.AttributeProto.INT, ref_attr_name="to")
+    model.graph.node.insert(0, node)
+    Path("in.onnx").write_bytes(model.SerializeToString())
+    assert main(["passes", "apply", "propagate-casts", "in.onnx", "out.onnx"]) == 2
+    assert "the attribute 'to' of node '' refers to a function's" in capsys.readouterr().err
+
+
 def test_a_call_with_too_many_inputs_is_an_error_about_the_model(
     model: onnx.ModelProto, capsys: pytest.CaptureFixture[str]
 ) -> None:

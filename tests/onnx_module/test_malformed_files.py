@@ -239,6 +239,20 @@ def test_a_few_bytes_cannot_ask_for_terabytes(node: onnx.NodeProto, data: dict[s
         OnnxModule(model_of(graph_of([node], [value("x")], [value("y", None)], data)))
 
 
+def test_a_large_constant_takes_no_memory_before_the_model_runs() -> None:
+    nodes = [make("ConstantOfShape", ["big"], ["c"]), make("Add", ["c", "c"], ["d"]), make("ReduceSum", ["d"], ["y"])]
+    module = OnnxModule(model_of(graph_of(nodes, [value("x")], [value("y", None)], {"big": np.array([1 << 30, 2])})))
+    assert sum(one.numel() for one in module.buffers()) < 10
+
+
+@pytest.mark.parametrize("size", [1000, 3000])
+def test_a_constant_is_the_same_of_any_size(size: int) -> None:
+    nodes = [make("ConstantOfShape", ["size"], ["c"]), make("Add", ["c", "one"], ["y"])]
+    data = {"size": np.array([size]), "one": np.float32(1)}
+    (found,) = OnnxModule(model_of(graph_of(nodes, [value("x")], [value("y", None)], data)))(torch.ones(2, 4))
+    assert torch.equal(found, torch.ones(size))
+
+
 def test_shapes_cannot_double_without_end() -> None:
     nodes = [make("Shape", ["x"], ["s0"])]
     nodes += [make("Concat", [f"s{at}", f"s{at}"], [f"s{at + 1}"], axis=0) for at in range(14)]

@@ -173,8 +173,9 @@ def _load(proto: onnx.ModelProto, path: Path, *, inline: bool) -> ir.Model:
         model = ir.from_proto(proto)
         # An absolute path, since onnx_ir reads any file if the folder is "".
         read_external_data(model, path.absolute().parent)
-        for graph in (model.graph, *model.functions.values()):
-            graph.sort()  # a pass that follows values would not end in a cycle
+        model.graph.sort()  # a pass that follows values would not end in a cycle
+        for function in model.functions.values():
+            function.sort()
         _check_references(model.graph)
         if inline:
             InlinePass()(model)

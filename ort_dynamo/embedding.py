@@ -17,6 +17,7 @@ from ort_dynamo.graph.dtypes import onnx_dtype
 from ort_dynamo.graph.marks import OBSERVERS
 from ort_dynamo.lowering.registry import named_lowering
 from ort_dynamo.options.groups import Options, PassOptions, make_options, parse_options
+from ort_dynamo.options.json_file import read_json
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.program.program_warning import warn_program
 from ort_dynamo.report.node_counts import FALLBACK, NodeCounts
@@ -64,6 +65,7 @@ __all__ = [
     "onnx_dtype",
     "onnxruntime",
     "parse_options",
+    "read_json",
     "read_program",
     "run_model",
     "warn_program",

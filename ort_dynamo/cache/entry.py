@@ -183,7 +183,12 @@ def _read_spec(fields: Any) -> ValueSpec:
     if not isinstance(fields, list) or len(fields) != 5:
         raise EntryError(f"its calling convention has {fields!r:.80}")
     dtype, order, is_number, strides, is_read = fields
-    if dtype not in _DTYPES or not isinstance(is_number, bool) or not isinstance(is_read, bool):
+    if (
+        not isinstance(dtype, str)
+        or dtype not in _DTYPES
+        or not isinstance(is_number, bool)
+        or not isinstance(is_read, bool)
+    ):
         raise EntryError(f"its calling convention has {fields!r:.80}")
     order, strides = tuple(map(_natural, _list(order))), tuple(map(_natural, _list(strides)))
     if sorted(order) != list(range(len(order))):
@@ -199,16 +204,16 @@ def _read_element_type(name: Any) -> ir.DataType:
 
 def _read_pass(fields: Any) -> PassRecord:
     match fields:
-        case [str(name), float() | int() as seconds, bool(modified), int(before), int(after), [*operators]]:
-            read = tuple(map(_read_counts, operators))
-            return PassRecord(name, float(seconds), modified, before=before, after=after, operators=read)
+        case [str(name), seconds, bool(modified), before, after, [*operators]]:
+            read, counts = tuple(map(_read_counts, operators)), (_natural(before), _natural(after))
+            return PassRecord(name, _number(seconds), modified, before=counts[0], after=counts[1], operators=read)
     raise EntryError(f"it lists an invalid pass: {fields!r:.80}")
 
 
 def _read_counts(fields: Any) -> tuple[str, int, int]:
     match fields:
-        case [str(operator), int(before), int(after)]:
-            return operator, before, after
+        case [str(operator), before, after]:
+            return operator, _natural(before), _natural(after)
     raise EntryError(f"it lists invalid counts of a pass: {fields!r:.80}")
 
 
@@ -259,7 +264,7 @@ def _read_kernels(text: str) -> tuple[FusedOp, ...]:
     try:
         return fused_ops_from_json(text)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise EntryError("its kernels are invalid") from error
+        raise EntryError(f"its kernels are invalid: {error!r:.200}") from error
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------------
@@ -293,6 +298,6 @@ def _natural(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1 << 63:  # nor is NaN
         raise EntryError(f"{value!r:.80} is not a number")
     return float(value)

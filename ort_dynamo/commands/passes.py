@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ort_dynamo.commands.external_data import external_tensors, read_external_data
 from ort_dynamo.errors import ModelFileError
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
 __all__ = ["PASSES", "SUMMARY", "ModelPass", "add_arguments", "run"]
@@ -128,56 +131,101 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(f"{name:<{width}}  {entry.summary}" for name, entry in PASSES.items()))
         return 0
 
-    from onnx_ir.passes.common import InlinePass
-
     from ort_dynamo.passes import onnx as passes
 
     entry = PASSES[arguments.name]
     pass_: ir.passes.InPlacePass = getattr(passes, entry.class_name)(**entry.parameters(arguments))
-    model = _load(arguments.input)
-    if arguments.inline:
-        InlinePass()(model)
-    elif model.functions:
+    proto = _read(arguments.input)
+    model = _load(proto, arguments.input, inline=arguments.inline)
+    if model.functions:
         print(f"{arguments.name}: the bodies of the model's functions do not change; --inline inlines them first")
-    if isinstance(pass_, passes.PropagateCasts):
-        said = str(pass_.propagate(model))
-    else:
-        said = "the model was rewritten" if pass_(model).modified else "nothing to do"
-    _save(model, arguments.output)
+    with _valid(proto, arguments.input):
+        if isinstance(pass_, passes.PropagateCasts):
+            said = str(pass_.propagate(model))
+        else:
+            said = "the model was rewritten" if pass_(model).modified else "nothing to do"
+        _save(model, arguments.output)
     print(f"{arguments.name}: {said}")
     return 0
 
 
-def _load(path: Path) -> ir.Model:
-    import onnx_ir as ir
+def _read(path: Path) -> onnx.ModelProto:
+    """Read a model without its external data, and check its nodes and depth."""
+    import onnx
     from google.protobuf.message import DecodeError
 
+    from ort_dynamo.graph.model_limits import check_limits
+
     try:
-        model = ir.load(path)
-        for tensor in _external_tensors(model):
-            tensor.numpy()  # a memory map: missing data is found here, before anything is written
+        proto = onnx.load(path, format="protobuf", load_external_data=False)
+        check_limits(proto)
     except (OSError, DecodeError, ValueError) as error:
         raise ModelFileError(what="read", path=path, error=error) from error
+    return proto
+
+
+def _load(proto: onnx.ModelProto, path: Path, *, inline: bool) -> ir.Model:
+    """Make the model of its proto, with its external data, all of which has to be in the model's folder."""
+    import onnx_ir as ir
+    from onnx_ir.passes.common import InlinePass
+
+    try:
+        model = ir.from_proto(proto)
+        # An absolute path, since onnx_ir reads any file if the folder is "".
+        read_external_data(model, path.absolute().parent)
+        model.graph.sort()  # a pass that follows values would not end in a cycle
+        for function in model.functions.values():
+            function.sort()
+        _check_references(model.graph)
+        if inline:
+            InlinePass()(model)
+    except Exception as error:  # onnx_ir lets pass the errors of any type that an invalid model leads to
+        raise ModelFileError(what="read", path=path, error=_innermost(error)) from error
     return model
+
+
+def _check_references(graph: ir.Graph) -> None:
+    """Raise ValueError for an attribute that refers to a function's in a graph that is in no function."""
+    for node in graph.all_nodes():
+        for name, attribute in node.attributes.items():
+            if attribute.is_ref():
+                raise ValueError(f"the attribute {name!r} of node {node.name!r} refers to a function's")
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Return the error that others were raised from: those of onnx_ir hold a whole graph each."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+@contextlib.contextmanager
+def _valid(proto: onnx.ModelProto, path: Path) -> Iterator[None]:
+    """Raise ModelFileError for an error about a model that onnx finds invalid: passes take valid ones only."""
+    import onnx
+
+    try:
+        yield
+    except ModelFileError:
+        raise
+    except Exception as error:
+        try:
+            onnx.checker.check_model(proto, full_check=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as reason:
+            raise ModelFileError(what="read", path=path, error=reason) from error
+        raise
 
 
 def _save(model: ir.Model, path: Path) -> None:
     """Write the model beside `path` first, so that a failure leaves the old file."""
     import onnx_ir as ir
 
-    data = f"{path.name}.data" if _external_tensors(model) else None
+    data = f"{path.name}.data" if external_tensors(model) else None
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         ir.save(model, temporary, format="protobuf", external_data=data)
         temporary.replace(path)
-    except OSError as error:
+    except (OSError, ir.serde.SerdeError) as error:
+        raise ModelFileError(what="write", path=path, error=_innermost(error)) from error
+    finally:
         temporary.unlink(missing_ok=True)
-        raise ModelFileError(what="write", path=path, error=error) from error
-
-
-def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
-    import onnx_ir as ir
-
-    graphs = [model.graph, *model.graph.subgraphs()]
-    constants = (value.const_value for graph in graphs for value in graph.initializers.values())
-    return [tensor for tensor in constants if isinstance(tensor, ir.ExternalTensor)]

@@ -28,6 +28,10 @@ from ort_dynamo.saving.program import name_nodes, read_program
 __all__ = ["SaveFiles"]
 
 
+_LONGEST = 100
+"""Characters of the program's name in the name of a file."""
+
+
 class SaveFiles(Listener):
     """Saves a compile. It is created while Dynamo traces, when the program's names are known.
 
@@ -92,7 +96,7 @@ class SaveFiles(Listener):
         }
         digest = hashlib.sha256(json.dumps(content["graphs"], sort_keys=True).encode()).hexdigest()[:12]
         called = "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in self._program.name)
-        path = self._folder / f"{called}-{digest}.json"
+        path = self._folder / f"{called[:_LONGEST]}-{digest}.json"
         with self._writing():
             write_json(content, path)
         return path

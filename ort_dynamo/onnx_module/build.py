@@ -15,9 +15,10 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TypeProto
 from torch import Tensor, fx
 
 from ort_dynamo.errors import OnnxModelError
+from ort_dynamo.graph.model_limits import FunctionKey, domain_of, function_key
 from ort_dynamo.onnx_module.attributes import bind_attributes, own_attributes
-from ort_dynamo.onnx_module.check_model import FunctionKey, domain_of, function_key, read_opsets
-from ort_dynamo.onnx_module.host_values import Host, as_tensor, device_of
+from ort_dynamo.onnx_module.check_model import read_opsets
+from ort_dynamo.onnx_module.host_values import HOST_LIMIT, Host, as_tensor, device_of
 from ort_dynamo.onnx_module.operators import pointwise  # and registers all
 from ort_dynamo.onnx_module.program import Known, Program, Scope, Stored
 from ort_dynamo.onnx_module.registry import InputKind, Operator, find_operator
@@ -208,10 +209,11 @@ class Builder:
         if "outputs" in found.given:
             kwargs["outputs"] = outputs
         try:
-            check_sizes(node.op_type, args, kwargs)
+            elements = check_sizes(node.op_type, args, kwargs)
         except ValueError as error:
             raise refuse(str(error)) from error
-        if found.host and found.given <= {"outputs", "device"} and _all_hosts([one for one in args if one is not None]):
+        is_known = found.host and elements <= HOST_LIMIT  # a larger tensor is made when the graph runs
+        if is_known and found.given <= {"outputs", "device"} and _all_hosts([one for one in args if one is not None]):
             device = {"device": None} if "device" in found.given else {}
             return self._compute(found, args, {**kwargs, **device}, refuse)
         statistics = [one for one, kind in zip(inputs, found.inputs, strict=False) if kind is InputKind.STATISTIC]

@@ -5,43 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto
+from onnx import ModelProto, NodeProto, TypeProto
 
 from ort_dynamo.errors import OnnxModelError
+from ort_dynamo.graph.model_limits import check_limits, domain_of, subgraphs
 from ort_dynamo.onnx_module.registry import MICROSOFT
 
-__all__ = ["FunctionKey", "check_model", "domain_of", "function_key", "read_opsets", "subgraphs"]
+__all__ = ["check_model", "read_opsets"]
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 23
-DEEPEST = 20
-"""Graphs within graphs, and functions that call functions; protobuf itself ends at about 32."""
-MOST_NODES = 200_000
-"""The maximum number of nodes, with the nodes of a function counted at each call."""
 _SMALL = 1024
 """Elements. The check reads the data of shapes only, never of weights."""
 
-FunctionKey = tuple[str, str, str]
-
 _BEFORE_ONNX = {"LayerNormalization": 17, "SimplifiedLayerNormalization": NEWEST_OPSET + 1}
 """Operators that ONNX Runtime writes into ONNX's own domain below the version that has them."""
-
-
-def domain_of(name: str) -> str:
-    """Return a domain without ONNX's second name for its own."""
-    return "" if name == "ai.onnx" else name
-
-
-def function_key(node: NodeProto) -> FunctionKey:
-    """Return the key of the function that a node calls."""
-    return domain_of(node.domain), node.op_type, node.overload
-
-
-def subgraphs(node: NodeProto) -> list[GraphProto]:
-    """Return the graphs in a node's attributes."""
-    return [
-        *(attribute.g for attribute in node.attribute if attribute.type == AttributeProto.GRAPH),
-        *(graph for attribute in node.attribute for graph in attribute.graphs),
-    ]
 
 
 def read_opsets(imports: Iterable[onnx.OperatorSetIdProto], what: str) -> dict[str, int]:
@@ -78,7 +55,9 @@ def check_model(model: ModelProto) -> dict[str, TypeProto]:
         raise OnnxModelError(reason="it has no outputs")
     if model.graph.sparse_initializer:
         raise OnnxModelError(reason="sparse initializers are not supported")
-    _Counter(model).count()
+    check_limits(model)
+    for function in model.functions:
+        read_opsets(function.opset_import, f"the function {function.name!r}")
     light = _without_weights(model, opsets.get("", 0))
     claimed = [one.type.tensor_type for one in light.graph.output if one.type.HasField("tensor_type")]
     for one in light.graph.input:
@@ -96,52 +75,6 @@ def check_model(model: ModelProto) -> dict[str, TypeProto]:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:  # errors of C++ and protobuf that onnx passes on
         raise OnnxModelError(reason=f"it cannot be checked: {error}") from error
     return {one.name: one.type for one in (*typed.graph.input, *typed.graph.value_info)}
-
-
-class _Counter:
-    """Counts the nodes of a model with all functions inlined."""
-
-    def __init__(self, model: ModelProto) -> None:
-        self._graph = model.graph
-        self._functions: dict[FunctionKey, FunctionProto] = {}
-        for function in model.functions:
-            key = domain_of(function.domain), function.name, function.overload
-            if key in self._functions:
-                raise OnnxModelError(reason=f"the function {key} is defined twice")
-            self._functions[key] = function
-            read_opsets(function.opset_import, f"the function {function.name!r}")
-        self._costs: dict[FunctionKey, int] = {}
-        self._calls: list[FunctionKey] = []
-
-    def count(self) -> int:
-        """Return the number of nodes; refuses depths and cycles."""
-        for key in self._functions:
-            self._cost_of_call(key)
-        return self._cost(self._graph.node, 0)
-
-    def _cost(self, nodes: Iterable[NodeProto], depth: int) -> int:
-        if depth > DEEPEST:
-            raise OnnxModelError(reason=f"graphs are nested deeper than {DEEPEST}")
-        found = 0
-        for node in nodes:
-            key = function_key(node)
-            found += self._cost_of_call(key) if key in self._functions else 1
-            found += sum(self._cost(graph.node, depth + 1) for graph in subgraphs(node))
-            if found > MOST_NODES:
-                raise OnnxModelError(reason=f"it has more than {MOST_NODES} nodes")
-        return found
-
-    def _cost_of_call(self, key: FunctionKey) -> int:
-        if key in self._costs:
-            return self._costs[key]
-        if key in self._calls:
-            raise OnnxModelError(reason=f"the function {key[1]!r} calls itself")
-        if len(self._calls) > DEEPEST:
-            raise OnnxModelError(reason=f"functions call one another deeper than {DEEPEST}")
-        self._calls.append(key)
-        self._costs[key] = self._cost(self._functions[key].node, 0)
-        self._calls.pop()
-        return self._costs[key]
 
 
 def _without_weights(model: ModelProto, opset: int) -> ModelProto:

@@ -10,9 +10,10 @@ from onnx import ModelProto, TensorProto
 from torch import Tensor, nn
 
 from ort_dynamo.errors import OnnxModelError
+from ort_dynamo.graph.model_limits import domain_of
 from ort_dynamo.onnx_module.build import CONSTANTS, Builder
 from ort_dynamo.onnx_module.build_control import CONTROL
-from ort_dynamo.onnx_module.check_model import check_model, domain_of, read_opsets
+from ort_dynamo.onnx_module.check_model import check_model, read_opsets
 from ort_dynamo.onnx_module.program import Stored
 from ort_dynamo.onnx_module.state_keys import Holder, place_of, state_keys, tensor_of
 from ort_dynamo.onnx_module.tensor_data import element_type, read_tensor, write_tensor

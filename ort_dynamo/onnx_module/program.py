@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -164,7 +165,7 @@ class Program:
         *parents, leaf = path.split(".")
         holder = self.held(".".join(parents)) if parents else self.root
         with self.graph.inserting_after(max(holder, self._last)):
-            self._held[path] = self.graph.call_function(getattr, (holder, leaf))
+            self._held[path] = self.graph.call_function(_reader_of(leaf), (holder, leaf))
         return self._held[path]
 
     def insert(self, function: Any, source: fx.Node | None) -> fx.Node:
@@ -185,3 +186,17 @@ class Program:
             if node.op in ("call_function", "call_module") and not node.users:
                 self.graph.erase_node(node)
         return fx.GraphModule(dict(self.modules), self.graph)
+
+
+def _attribute(holder: nn.Module, name: str) -> Any:
+    """Return an attribute by its name."""
+    return getattr(holder, name)
+
+
+def _reader_of(name: str) -> Any:
+    """Return the function that reads an attribute of this name in FX's code.
+
+    FX writes `getattr(holder, "name")` as `holder.name` if `name.isidentifier()`. That holds for keywords, which cannot
+    stand there, and for letters that Python replaces: the wide "w", U+FF57, is "w" there.
+    """
+    return getattr if name.isascii() and not keyword.iskeyword(name) else _attribute

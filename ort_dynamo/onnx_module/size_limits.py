@@ -35,8 +35,12 @@ _ELEMENTS: dict[str, tuple[tuple[int, ...], Callable[[Sequence[Any]], Any]]] = {
 """The inputs that the size of the result depends on, and its formula; other factors of the size are at least 1."""
 
 
-def check_sizes(op_type: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise ValueError for a node whose constants ask for more than MOST_ELEMENTS."""
+def check_sizes(op_type: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """Return the elements that a node's constants ask for, as far as they are known.
+
+    Raises:
+        ValueError: they are more than MOST_ELEMENTS.
+    """
     if op_type == "Resize":
         places: tuple[int, ...] = tuple(at for at in range(1, len(args)) if isinstance(args[at], Host))
         count = max([_product(args, at) for at in places], default=1)
@@ -47,6 +51,7 @@ def check_sizes(op_type: str, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         known = all(at < len(args) and isinstance(args[at], Host) and args[at].values for at in places)
         count = size(args) if known else 1
     else:
-        return
+        return 1
     if not count <= MOST_ELEMENTS:
         raise ValueError(f"it asks for {count} elements; at most {MOST_ELEMENTS} are allowed")
+    return float(count)

@@ -101,21 +101,28 @@ def _read_file(proto: TensorProto, length: int, base_dir: Path | None, what: str
         raise OnnxModelError(
             reason=f"{what} has its data in {location!r}, which is not the name of a file in its folder"
         )
-    folder = base_dir.resolve()
-    path = (folder / location).resolve()
-    if not path.is_relative_to(folder) or not path.is_file():
-        raise OnnxModelError(reason=f"{what} has its data in {location!r}, which is not a file in {folder}")
     offset, said = (_whole(entries.get(key), what, key) for key in ("offset", "length"))
     if said is not None and said != length:
         raise OnnxModelError(
             reason=f"{what} has {said} bytes in {location!r}; its dimensions and its type need {length}"
         )
-    start = offset or 0
-    if start + length > path.stat().st_size:
-        raise OnnxModelError(reason=f"{what} needs {length} bytes at {start} in {location!r}, which is shorter")
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(length)
+    try:
+        folder = base_dir.resolve()
+        path = (folder / location).resolve()
+        if not path.is_relative_to(folder) or not path.is_file():
+            raise OnnxModelError(reason=f"{what} has its data in {location!r}, which is not a file in {folder}")
+        start = offset or 0
+        if start + length > path.stat().st_size:
+            raise OnnxModelError(reason=f"{what} needs {length} bytes at {start} in {location!r}, which is shorter")
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+    except OnnxModelError:
+        raise
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to one another, in Python 3.11 and 3.12
+        raise OnnxModelError(
+            reason=f"{what} has its data in {location!r:.200}, which cannot be read: {error}"
+        ) from error
 
 
 def _whole(text: str | None, what: str, key: str) -> int | None:

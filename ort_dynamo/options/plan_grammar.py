@@ -9,7 +9,6 @@ count := -1 | 0 | 1 | ...          that many occurrences, the earliest of the gr
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from ort_dynamo.errors import InvalidOptionError
+from ort_dynamo.options.json_file import read_json
 
 __all__ = ["GRAMMAR", "Plan", "PlanType", "is_plan", "read_plans"]
 
@@ -106,8 +106,8 @@ def _parse(text: str) -> Plan:
 def _read_file(given: str | os.PathLike[str]) -> Iterable[str]:
     path = Path(given.strip() if isinstance(given, str) else given)
     try:
-        texts = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
+        texts = read_json(path)
+    except (OSError, ValueError) as error:
         raise _refused(os.fspath(path), f"a JSON file with a list of plans; {error}") from error
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise _refused(os.fspath(path), "a JSON file with a list of plans, each a text, at its top")

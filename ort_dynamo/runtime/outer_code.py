@@ -161,9 +161,13 @@ class _Writer:
             return f"{arguments[0]}[{arguments[1]}]"
         if method := self._method(node):
             return method
-        arguments += [f"{name}={self._spell(argument)}" for name, argument in node.kwargs.items()]
+        arguments += [
+            f"{name}={self._spell(argument)}" if _is_name(name) else f"**{{{name!r}: {self._spell(argument)}}}"
+            for name, argument in node.kwargs.items()
+        ]
         if node.op == "call_method":
-            return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
+            method = f".{node.target}" if _is_name(str(node.target)) else f".__getattribute__({str(node.target)!r})"
+            return f"{arguments[0]}{method}({', '.join(arguments[1:])})"
         function: Any = node.target
         if node.op == "call_module":
             function = self._gm.get_submodule(str(node.target))
@@ -187,6 +191,8 @@ class _Writer:
     # -- names and values ----------------------------------------------------------------------------------------
 
     def _free(self, name: str) -> str:
+        """Return a name of the code that nothing has: the given one, or one like it."""
+        name = name if _is_name(name) else "value"
         while name in self._taken:
             name += "_"
         self._taken.add(name)
@@ -222,7 +228,12 @@ class _Writer:
 def _name_of(target: Any) -> str:
     name = str(target) if isinstance(target, (OpOverload, str)) else getattr(target, "__name__", "")
     name = name.replace(".", "_")
-    return name if name.isidentifier() else "function"
+    return name if _is_name(name) else "function"
+
+
+def _is_name(text: str) -> bool:
+    """Check whether a text is a name in Python's code, and the same name there: Python replaces some letters."""
+    return text.isascii() and text.isidentifier() and not keyword.iskeyword(text)
 
 
 RESERVED = frozenset(dir(builtins)) | {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import ast
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -175,7 +175,7 @@ def _sizes(taken: Sequence[Any], given: Sequence[Any], read: Sequence[tuple[str,
         for value, (name, spec) in zip(taken, read, strict=True)
         if not spec.is_number
         for axis, size in enumerate(value.shape)
-        if isinstance(size, str) and size.isidentifier()
+        if isinstance(size, str) and size.isascii() and size.isidentifier()
     }
     spelled = [[_size(size, known) for size in value.shape] for value in given]
     if any(size is None for sizes in spelled for size in sizes):
@@ -183,18 +183,47 @@ def _sizes(taken: Sequence[Any], given: Sequence[Any], read: Sequence[tuple[str,
     return ["".join(f"{size}, " for size in sizes) for sizes in spelled]
 
 
-_ARITHMETIC = re.compile(r"(?:\w+|//|[-+*() ])+")
+_LONGEST = 1000
+"""Characters of a size at most that is looked at."""
+
+_HIGHEST = 8
+"""The highest power."""
+
+_SIGNS: Mapping[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//"}
 
 
 def _size(size: Any, known: Mapping[str, str]) -> str | None:
-    """Return a size as Python source; None if it has more than sums, products and floors of known names."""
+    """Return a size as Python source; None if it has more than sums, products, powers and floors of known names.
+
+    A size may come from a cache entry. So it is not copied, but written anew from its syntax tree.
+    """
     if isinstance(size, int):
         return str(size)
-    if not isinstance(size, str) or not _ARITHMETIC.fullmatch(size) or re.search(r"\w\(", size):  # a call
+    if not isinstance(size, str) or not size.isascii() or len(size) > _LONGEST:
         return None
-    if not all(name in known for name in re.findall(r"[A-Za-z_]\w*", size)):
+    try:
+        return _expression(ast.parse(size, mode="eval").body, known)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # of the parser
         return None
-    return re.sub(r"[A-Za-z_]\w*", lambda name: known[name[0]], size)
+
+
+def _expression(node: ast.expr, known: Mapping[str, str]) -> str | None:
+    """Write an expression; None if it has more than `_size` allows."""
+    match node:
+        case ast.Name():
+            return known.get(node.id)
+        case ast.Constant(value=value) if type(value) is int:
+            return str(value)
+        case ast.UnaryOp(op=ast.USub()):
+            inner = _expression(node.operand, known)
+            return None if inner is None else f"(-{inner})"
+        case ast.BinOp(op=ast.Pow(), right=ast.Constant(value=value)) if type(value) is int and 0 < value <= _HIGHEST:
+            base = _expression(node.left, known)
+            return None if base is None else f"({base} ** {value})"
+        case ast.BinOp() if type(node.op) in _SIGNS:
+            left, right = _expression(node.left, known), _expression(node.right, known)
+            return None if left is None or right is None else f"({left} {_SIGNS[type(node.op)]} {right})"
+    return None
 
 
 def _to_fill(made: Sequence[str], specs: Sequence[ValueSpec], how: Crossing) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -46,7 +47,9 @@ class Program:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-_STEP = re.compile(r"\[['\"]?(?P<key>[^'\"\]]*)['\"]?\]|\.(?P<attribute>\w+)")
+_TEXT = r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_STEP = re.compile(rf"(?:\[|, ){_TEXT}[\])]|\[(?P<key>[^'\"\]]*)\]|\.(?P<attribute>\w+)")
+"""One step of Dynamo's expression for an input. A text in it is written as Python writes it, with escapes."""
 _HOLDERS = {"_modules", "_parameters", "_buffers"}
 _ATTRIBUTES = "__dict__"
 """Names by which Dynamo reads the parts of a module after the function has set an attribute of it."""
@@ -78,12 +81,18 @@ def read_program(gm: GraphModule, inputs: Sequence[Any]) -> Program:
 
 def _steps(source: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
     """Give the way to the module that holds a parameter or buffer, or None if it is no such; and the way from there."""
-    found = (match["key"] or match["attribute"] or "0" for match in _STEP.finditer(source))
+    found = map(_step, _STEP.finditer(source))
     steps = tuple(step for step in found if step != _ATTRIBUTES) or (source,)
     holder = next((index for index, step in enumerate(steps) if step in _HOLDERS), None)
     if holder is None:
         return None, steps
     return steps[:holder], tuple(step for step in steps[holder:] if step not in _HOLDERS)
+
+
+def _step(match: re.Match[str]) -> str:
+    if match["text"] is not None:
+        return str(ast.literal_eval(match["text"]))
+    return match["key"] or match["attribute"] or "0"
 
 
 def _passed_on(steps: tuple[str, ...], module: nn.Module | None) -> tuple[str, ...]:

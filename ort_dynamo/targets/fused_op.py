@@ -104,15 +104,49 @@ def fused_ops_from_json(text: str) -> tuple[FusedOp, ...]:
     Raises:
         ValueError, TypeError, KeyError: it is another text.
     """
-    return tuple(map(_op, json.loads(text)))
+    ops = tuple(map(_op, _entries(json.loads(text))))
+    if len({op.name for op in ops}) != len(ops):
+        raise ValueError("two kernels have one name")
+    return ops
+
+
+_LONGEST_NAME = 200
+_MOST_WARPS = 64
 
 
 def _op(given: dict[str, Any]) -> FusedOp:
-    outputs = tuple(FusedOutput(one["dtype"], tuple(map(_size, one["shape"]))) for one in given["outputs"])
-    symbols = tuple((index, axis) for index, axis in given["symbols"])
-    changed = {"inputs": tuple(given["inputs"]), "outputs": outputs, "symbols": symbols, "count": _size(given["count"])}
-    return FusedOp(**{**given, **changed})
+    name, source = given["name"], given["source"]
+    if not (isinstance(name, str) and name.isascii() and name.isidentifier() and len(name) <= _LONGEST_NAME):
+        raise ValueError(f"{name!r:.80} is not the name of a kernel")
+    if not isinstance(source, str):
+        raise TypeError(f"the source of {name} is not a text")
+    return FusedOp(
+        **{
+            **given,
+            "inputs": tuple(map(_integer, _entries(given["inputs"]))),
+            "outputs": tuple(
+                FusedOutput(_integer(one["dtype"]), tuple(map(_size, _entries(one["shape"]))))
+                for one in _entries(given["outputs"])
+            ),
+            "symbols": tuple((_integer(index), _integer(axis)) for index, axis in _entries(given["symbols"])),
+            "count": _size(given["count"]),
+            "per_program": _integer(given["per_program"], least=1),
+            "num_warps": _integer(given["num_warps"], least=1, most=_MOST_WARPS),
+        }
+    )
 
 
 def _size(given: dict[str, Any]) -> Size:
-    return Size(given["factor"], tuple(given["symbols"]))
+    return Size(_integer(given["factor"]), tuple(map(_integer, _entries(given["symbols"]))))
+
+
+def _entries(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.80} is not a list")
+    return value
+
+
+def _integer(value: Any, *, least: int = 0, most: int = (1 << 63) - 1) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r:.80} is not a number from {least} to {most}")
+    return value

@@ -120,8 +120,8 @@ def _load_options(path: PathOrFile) -> dict[str, Any]:
             raise CheckpointFileError(path=describe(path), reason=reason) from None
         return {}
     options: dict[str, Any] = check_sections(loaded, path)["trainer_options"]
-    for key in ("zero_stage", "horizontal_parallel_size"):
-        if not isinstance(options.setdefault(key, 0 if key == "zero_stage" else 1), int):
+    for key, default in (("zero_stage", 0), ("horizontal_parallel_size", 1), ("pipeline_parallel_size", 1)):
+        if not isinstance(options.setdefault(key, default), int):
             raise CheckpointFileError(path=describe(path), reason=f"its trainer option {key!r} is not an integer")
     return options
 

@@ -97,6 +97,36 @@ def test_a_function_without_a_kernel_and_a_kernel_without_a_function_are_refused
             read_entry(resealed(whole, kernels=text), KEY)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "a; import os"),
+        ("name", "\uff53in"),
+        ("name", "a" * 201),
+        ("name", ["a"]),
+        ("inputs", 1),
+        ("inputs", [2**64]),
+        ("inputs", [True]),
+        ("outputs", {"dtype": 1}),
+        ("symbols", [[0, -1]]),
+        ("symbols", [0]),
+        ("count", {"factor": -1, "symbols": []}),
+        ("count", {"factor": 1, "symbols": "0"}),
+        ("per_program", 0),
+        ("num_warps", 10**6),
+        ("num_warps", "4"),
+        ("source", 1),
+        ("surprise", 1),
+    ],
+)
+def test_a_kernel_that_no_build_writes_is_refused(field: str, value: Any) -> None:
+    whole = pack(fused(), KEY)
+    (kernel,) = json.loads(read_header(whole)[0]["kernels"])
+    for ops in ([{**kernel, field: value}], [kernel, kernel]):
+        with pytest.raises(EntryError, match="its kernels are invalid"):
+            read_entry(resealed(whole, kernels=json.dumps(ops)), KEY)
+
+
 def test_a_function_refers_to_no_file() -> None:
     model = onnx.ModelProto.FromString(fused().model)
     tensor = onnx.helper.make_tensor("far", onnx.TensorProto.FLOAT, [1], bytes(4), raw=True)
@@ -165,6 +195,13 @@ def test_an_entry_of_another_key_is_refused() -> None:
         {"passes": [["name", 1.0]]},
         {"passes": [[1, 1.0, True]]},
         {"seconds": {"lower": "long"}},
+        {"seconds": {"lower": 10**400}},
+        {"seconds": {"lower": float("nan")}},
+        {"passes": [["name", 10**400, True, 1, 2, []]]},
+        {"passes": [["name", 1.0, True, -1, 2, []]]},
+        {"inputs": [[[], [], False, [], True], ["int64", [], False, [], True]]},
+        {"inputs": [[{}, [], False, [], True], ["int64", [], False, [], True]]},
+        {"dtypes": [["FLOAT"]]},
     ],
     ids=str,
 )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from ort_dynamo.__main__ import main
 from ort_dynamo.commands.passes import PASSES
@@ -125,6 +127,159 @@ def test_a_place_that_cannot_be_written_is_named(path: Path, capsys: pytest.Capt
     out = path.with_name("missing") / "out.onnx"
     assert main(["passes", "apply", "propagate-casts", str(path), str(out)]) == 2
     assert f"error: Cannot write the ONNX model {out}: " in capsys.readouterr().err
+
+
+def external(location: str) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(name="w", data_type=1, dims=[8], data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+def in_an_initializer(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    model.graph.initializer.append(tensor)
+
+
+def in_a_constant(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["w"], value=tensor))
+
+
+def in_a_function(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    nodes = [onnx.helper.make_node("Constant", [], ["b"], value=tensor)]
+    imports = [onnx.helper.make_opsetid("", 20)]
+    model.functions.append(onnx.helper.make_function("mine", "W", [], ["b"], nodes, imports))
+    model.opset_import.append(onnx.helper.make_opsetid("mine", 1))
+    model.graph.node.insert(0, onnx.helper.make_node("W", [], ["w"], domain="mine"))
+
+
+PLACES = [in_an_initializer, in_a_constant, in_a_function]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
+    """A model that reads w, to be written to the working directory, beside whose folder is a secret."""
+    (tmp_path / "secret").write_bytes(b"SECRETS " * 4)
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "link").symlink_to(tmp_path / "secret")
+    monkeypatch.chdir(tmp_path / "inside")
+    return onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[8] x) => (float[8] y) { y = Add (x, w) }'
+    )
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("location", ["../secret", "{folder}/secret", "link", "a/../../secret", "bad\0name", "", "."])
+def test_no_file_outside_of_the_models_folder_is_read(
+    location: str, place: Any, model: onnx.ModelProto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place(model, external(location.format(folder=tmp_path)))
+    Path("in.onnx").write_bytes(model.SerializeToString())
+    for given in ("in.onnx", str(Path("in.onnx").absolute())):
+        assert main(["passes", "apply", "fold-casts", given, "out.onnx", "--inline"]) == 2
+        assert "error: Cannot read the ONNX model" in capsys.readouterr().err
+    assert {one.name for one in Path().iterdir()} == {"in.onnx", "link"}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_data_in_the_models_folder_goes_along_from_wherever_it_is_named(place: Any, model: onnx.ModelProto) -> None:
+    Path("data").write_bytes(np.arange(8, dtype=np.float32).tobytes())
+    place(model, external("data"))
+    Path("in.onnx").write_bytes(model.SerializeToString())
+    assert main(["passes", "apply", "fold-casts", "in.onnx", "out.onnx", "--inline"]) == 0
+    Path("data").unlink()
+    written = onnx.load("out.onnx")
+    (y,) = ReferenceEvaluator(written).run(None, {"x": np.zeros(8, np.float32)})
+    np.testing.assert_array_equal(y, np.arange(8))
+
+
+def calls(names: list[list[str]]) -> onnx.ModelProto:
+    """A model that calls f0; each function calls those that are listed."""
+    imports = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("mine", 1)]
+    make = onnx.helper.make_node
+    functions = [
+        onnx.helper.make_function(
+            "mine",
+            f"f{index}",
+            ["a"],
+            ["b"],
+            [
+                *(make(one, ["a"], [f"v{at}"], domain="mine") for at, one in enumerate(called)),
+                make("Neg", ["a"], ["b"]),
+            ],
+            imports,
+        )
+        for index, called in enumerate(names)
+    ]
+    ends = [[onnx.helper.make_tensor_value_info(name, 1, [2])] for name in "xy"]
+    graph = onnx.helper.make_graph([make("f0", ["x"], ["y"], domain="mine")], "g", *ends)
+    return onnx.helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=10)
+
+
+def nested(depth: int) -> onnx.ModelProto:
+    graph = calls([]).graph
+    for _ in range(depth):
+        node = onnx.helper.make_node("If", ["x"], ["y"], then_branch=graph)
+        graph = onnx.helper.make_graph([node], "g", graph.input, graph.output)
+    return onnx.helper.make_model(graph)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: calls([["f0"]]), "calls itself"),
+        (lambda: calls([[f"f{index + 1}"] * 10 for index in range(9)] + [[]]), "more than 200000 nodes"),
+        (lambda: calls([[f"f{index + 1}"] for index in range(50)] + [[]]), "deeper than 20"),
+        (lambda: nested(25), "deeper than 20"),
+        (lambda: calls([[], []]), ""),
+    ],
+)
+def test_a_few_bytes_do_not_become_millions_of_nodes(
+    made: Any, words: str, model: onnx.ModelProto, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("in.onnx").write_bytes(made().SerializeToString())
+    assert main(["passes", "apply", "remove-unread-nodes", "in.onnx", "out.onnx", "--inline"]) == (2 if words else 0)
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_cycle_is_refused(name: str, model: onnx.ModelProto, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [onnx.helper.make_node("Cast", ["w"], ["w"], to=1), onnx.helper.make_node("Shape", ["w"], ["shape"])]
+    model.graph.node.extend(nodes)
+    Path("in.onnx").write_bytes(model.SerializeToString())
+    assert main(["passes", "apply", name, "in.onnx", "out.onnx"]) == 2
+    assert "Cannot read the ONNX model in.onnx: " in capsys.readouterr().err
+
+
+def test_a_reference_to_an_attribute_of_no_function_is_refused(
+    model: onnx.ModelProto, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = onnx.helper.make_node("Cast", ["x"], ["w"])
+    node.attribute.add(name="to", type=onnx.AttributeProto.INT, ref_attr_name="to")
+    model.graph.node.insert(0, node)
+    Path("in.onnx").write_bytes(model.SerializeToString())
+    assert main(["passes", "apply", "propagate-casts", "in.onnx", "out.onnx"]) == 2
+    assert "the attribute 'to' of node '' refers to a function's" in capsys.readouterr().err
+
+
+def test_a_call_with_too_many_inputs_is_an_error_about_the_model(
+    model: onnx.ModelProto, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = calls([[]])
+    made.graph.node[0].input.append("x")
+    Path("in.onnx").write_bytes(made.SerializeToString())
+    assert main(["passes", "apply", "fold-casts", "in.onnx", "out.onnx", "--inline"]) == 2
+    assert "Cannot read the ONNX model in.onnx: Input mismatch" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_written_leaves_nothing(
+    model: onnx.ModelProto, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_an_initializer(model, onnx.numpy_helper.from_array(np.zeros(8, np.float32), "w"))
+    model.graph.node[0].device_configurations.add()  # without an id
+    model.ir_version = 11
+    Path("in.onnx").write_bytes(model.SerializeToString())
+    assert main(["passes", "apply", "fold-casts", "in.onnx", "out.onnx"]) == 2
+    assert "Cannot write the ONNX model out.onnx: Cannot serialize" in capsys.readouterr().err
+    assert {one.name for one in Path().iterdir()} == {"in.onnx", "link"}
 
 
 @pytest.mark.parametrize("arguments", [["--level", "3"], ["--strategy", "flood"], ["--dtype", "double"]])

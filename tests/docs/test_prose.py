@@ -16,6 +16,7 @@ GENERATED = {"api", "operators", "operator_sweep", "architectures"}
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.stem not in GENERATED),
 ]
 FOR_USERS = [

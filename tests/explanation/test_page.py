@@ -131,6 +131,31 @@ def test_text_of_the_program_is_escaped(tmp_path: Path) -> None:
     assert 'alert("x & y")' in Page(text).text
 
 
+def test_modules_of_any_name_are_escaped(tmp_path: Path) -> None:
+    name = """</script><script>alert(1)</script>'"`<img src=x onerror=alert(1)>"""
+
+    class Hostile(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module(name, nn.Linear(4, 4))
+            self.register_parameter(f"{name} parameter", nn.Parameter(torch.ones(4)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.fft.fft(self._modules[name](x) * self._parameters[f"{name} parameter"]).real
+
+    Hostile.__name__ = Hostile.__qualname__ = name
+    explained = explain(Hostile(), torch.randn(2, 4, requires_grad=True))
+    text = explained.save(tmp_path / "page.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert [tag for tag, _ in page.tags].count("script") == 2
+    assert "img" not in [tag for tag, _ in page.tags]
+    assert not any(key.startswith("on") for _, given in page.tags for key in given)
+    assert name in page.text
+    assert "<script>alert" not in html.unescape(
+        re.search('srcdoc="([^"]*)"', explained._repr_html_())[1].replace(text, "")
+    )  # type: ignore[index]
+
+
 def test_elements_escape_text_and_attributes() -> None:
     assert element("p", "<b>&", title='"<') == '<p title="&quot;&lt;">&lt;b&gt;&amp;</p>'
     assert element("p", element("b", "x"), hidden=True, id=None) == "<p hidden><b>x</b></p>"

@@ -202,6 +202,20 @@ def test_functions_that_call_without_end_are_refused(calls: list[list[str]], wor
         OnnxModule(functions(calls))
 
 
+def test_calls_in_graphs_within_calls_count_as_one_depth() -> None:
+    model = functions([[], [], []])
+    for index, function in enumerate(model.functions):
+        call = make("Neg", ["a"], ["r"]) if index == 2 else make(f"f{index + 1}", ["a"], ["r"], domain="own")
+        called = graph_of([call], [], [value("r", None)])
+        for _ in range(7):
+            called = graph_of([make("If", ["c"], ["r"], then_branch=called)], [], [value("r", None)])
+        del function.node[:]
+        function.input[:], function.output[:] = ["a", "c"], ["r"]
+        function.node.append(called.node[0])
+    with pytest.raises(OnnxModelError, match="deeper than 20"):
+        OnnxModule(model)
+
+
 def test_a_function_that_is_defined_twice_is_refused() -> None:
     model = functions([[]])
     model.functions.append(model.functions[0])
@@ -223,6 +237,20 @@ def test_a_function_that_is_defined_twice_is_refused() -> None:
 def test_a_few_bytes_cannot_ask_for_terabytes(node: onnx.NodeProto, data: dict[str, Any]) -> None:
     with pytest.raises(OnnxModelError, match=r"asks for .* elements|it is not valid"):
         OnnxModule(model_of(graph_of([node], [value("x")], [value("y", None)], data)))
+
+
+def test_a_large_constant_takes_no_memory_before_the_model_runs() -> None:
+    nodes = [make("ConstantOfShape", ["big"], ["c"]), make("Add", ["c", "c"], ["d"]), make("ReduceSum", ["d"], ["y"])]
+    module = OnnxModule(model_of(graph_of(nodes, [value("x")], [value("y", None)], {"big": np.array([1 << 30, 2])})))
+    assert sum(one.numel() for one in module.buffers()) < 10
+
+
+@pytest.mark.parametrize("size", [1000, 3000])
+def test_a_constant_is_the_same_of_any_size(size: int) -> None:
+    nodes = [make("ConstantOfShape", ["size"], ["c"]), make("Add", ["c", "one"], ["y"])]
+    data = {"size": np.array([size]), "one": np.float32(1)}
+    (found,) = OnnxModule(model_of(graph_of(nodes, [value("x")], [value("y", None)], data)))(torch.ones(2, 4))
+    assert torch.equal(found, torch.ones(size))
 
 
 def test_shapes_cannot_double_without_end() -> None:
@@ -248,19 +276,21 @@ def test_a_loop_without_end_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["/etc/passwd", "../secret", "data/../../secret", "", "missing", "link", ".", "bad\0name"]
+    "location",
+    ["/etc/passwd", "../secret", "data/../../secret", "", "missing", "link", "loop", ".", "bad\0name", "a" * 5000],
 )
 def test_no_file_outside_of_the_folder_is_read(location: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (tmp_path / "secret").write_bytes(b"\0" * 80)
     (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "loop").symlink_to("loop")
     model = perceptron()
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=location)
-    with pytest.raises(OnnxModelError, match=r"not the name of a file|not a file in|it is not valid"):
+    with pytest.raises(OnnxModelError, match=r"not the name of a file|not a file in|cannot be read|is not valid"):
         OnnxModule(model, base_dir=folder)
 
 

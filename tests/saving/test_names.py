@@ -204,3 +204,34 @@ def test_islands_of_one_name_have_the_names_of_their_own_nodes(tmp_path: Path, m
     (model,) = (onnx.load(path) for path in tmp_path.glob("*.onnx"))  # of the island that was saved last
     assert all("second" in node.name for node in model.graph.node), [node.name for node in model.graph.node]
     assert {"second.weight", "second.bias"} <= {value.name for value in model.graph.input}
+
+
+def test_modules_of_any_name_are_saved_inside_the_folder(tmp_path: Path) -> None:
+    parts = ["a'b", 'c"d', "e\\f", "g\nh", "i]j", "../../escaped", "/escaped", "\u2028", "class", "\uff57", "</script>"]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for part in parts:
+                if "." not in part:
+                    self.register_parameter(part, nn.Parameter(torch.rand(3)))
+                    self.add_module(f"{part} module", nn.Linear(3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for parameter in self._parameters.values():
+                x = x * parameter
+            for module in self.children():
+                x = module(x)
+            return x.sum()
+
+    Net.__name__ = "../../" + "escaped" * 60
+    folder, model, x = tmp_path / "a" / "b", Net(), torch.rand(3)
+    assert_close = torch.testing.assert_close
+    expected = torch.autograd.grad(model(x), list(model.parameters()))
+    compiled = torch.compile(model, backend="ort_train", options={"save_onnx": folder})
+    for mine, theirs in zip(torch.autograd.grad(compiled(x), list(model.parameters())), expected, strict=True):
+        assert_close(mine, theirs)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+    (file,) = folder.glob("*.json")
+    assert {*names(json.loads(file.read_text()))} >= {*dict(model.named_parameters())}

@@ -17,7 +17,8 @@ from small_models import Dense, Normed, assert_steps_like_eager, compiles, pair
 from torch import Tensor, nn
 
 from ort_dynamo import ORTModule, PropagateCastOpsStrategy
-from ort_dynamo.errors import GradientGraphError
+from ort_dynamo.errors import GradientGraphError, InvalidOptionError
+from ort_dynamo.options.plan_grammar import read_plans
 from ort_dynamo.report.record import RECORDS
 from ort_dynamo.training.experimental import export_gradient_graph
 from ort_dynamo.training.ortmodule import LogLevel, ORTModuleONNXModelException, register_graph_optimizer
@@ -200,6 +201,25 @@ def test_statistics_are_right(tmp_path: Path) -> None:
     assert "zero: 1" in (tmp_path / "out/step_0/mask_forward").read_text()
 
 
+@pytest.mark.parametrize("name", ["../../escaped", "/escaped", "a\nb", "\0", "..", "a" * 5000, "\u2028"])
+def test_statistics_of_a_class_of_any_name_stay_in_their_folder(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    StatisticsSubscriber(str(folder)).write(torch.ones(2), name, 0, 0, is_forward=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    (order, written) = sorted((folder / "step_0").iterdir(), key=lambda path: path.name != "order.txt")
+    assert order.read_text().split("\n") == [written.name, ""]
+
+
+def test_a_list_of_files_outside_is_not_merged(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "pt" / "step_0").mkdir(parents=True)
+    (tmp_path / "pt" / "step_0" / "order.txt").write_text("../../secret\n")
+    folders = [f"--{name}={tmp_path / name.removesuffix('_dir')}" for name in ("pt_dir", "ort_dir", "output_dir")]
+    with pytest.raises(ValueError, match="lists files outside of its folders"):
+        merge(folders)
+    assert not (tmp_path / "output").exists()
+
+
 def test_errors_of_statistics(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="Set override_output_dir=True"):
         StatisticsSubscriber(str(tmp_path))
@@ -308,6 +328,17 @@ def test_a_json_file_configures_an_ortmodule(tmp_path: Path, monkeypatch: pytest
         ({"FallbackPolicy": ["FALLBACK_NEVER"]}, KeyError, "FALLBACK_NEVER"),
         ({"DebugOptions": {"LogLevel": "LOUD"}}, KeyError, "VERBOSE"),
         ({}, ValueError, "No data found in provided json file"),
+        ({"FallbackPolicy": []}, ValueError, "FallbackPolicy must have a name"),
+        ({"FallbackPolicy": [["FALLBACK_DISABLE"]]}, ValueError, "FallbackPolicy[0] must be a text"),
+        ({"SkipCheck": [{}]}, ValueError, "SkipCheck[0] must be a text"),
+        ({"PropagateCastOps": {"Strategy": []}}, KeyError, "FLOOD_FILL"),
+        ({"PropagateCastOps": {"Allow": [1]}}, ValueError, "PropagateCastOps.Allow[0] must be a text"),
+        ({"DebugOptions": {"LogLevel": {}}}, KeyError, "VERBOSE"),
+        ({"DebugOptions": {"SaveONNX": 1}}, ValueError, "DebugOptions.SaveONNX must be a boolean"),
+        ({"DebugOptions": {"SaveONNX": True, "ONNXPrefix": 5}}, ValueError, "DebugOptions.ONNXPrefix must be a text"),
+        ({"DebugOptions": {"SaveONNXPath": 5}}, ValueError, "DebugOptions.SaveONNXPath must be a text"),
+        ({"DebugOptions": {"SaveONNX": True, "ONNXPrefix": "../a"}}, ValueError, "onnx_prefix begins the names of"),
+        ({"DebugOptions": {"SaveONNX": True, "ONNXPrefix": "/etc/a"}}, ValueError, "onnx_prefix begins the names of"),
     ],
 )
 def test_a_bad_json_file_is_an_error(content: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
@@ -316,6 +347,26 @@ def test_a_bad_json_file_is_an_error(content: Any, error: type[Exception], messa
     with pytest.raises(error) as raised:
         load_from_json(ORTModule(Dense()), str(path))
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[" * 100_000, "it is nested too deeply"),
+        (b'{"OnnxOpsetVersion": ' + b"1" * 5000 + b"}", "integer string conversion"),
+        (b" " * (1 << 20) + b"{}", "it is larger than 1048576 bytes"),
+        (b'{"\xff": 1}', "utf-8"),
+        (b"{", "Expecting property name"),
+        (b"", "Expecting value"),
+    ],
+)
+def test_a_json_file_is_limited_in_size_and_depth(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_from_json(ORTModule(Dense()), str(path))
+    with pytest.raises(InvalidOptionError, match=message):
+        read_plans(str(path))
 
 
 def test_json_without_a_path_is_an_error() -> None:

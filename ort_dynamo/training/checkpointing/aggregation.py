@@ -25,6 +25,9 @@ _SPLIT_OPTIMIZER_KEYS = ("Moment_1", "Moment_2")
 _OWN_TO_A_RANK = ("random", "gradient_accumulation")
 """Sections that each rank has its own of, and nothing can be made of for one trainer."""
 
+_STAGES = "pipeline_parallel_size"
+"""The one option that may be missing."""
+
 _SAME = {
     "mixed_precision": "Mixed precision state mismatch among checkpoint files. File: {}",
     "world_size": "World size state mismatch among checkpoint files. File: {}",
@@ -42,7 +45,7 @@ def needs_aggregation(trainer_options: Mapping[str, Any]) -> bool:
 
 
 def _stages(trainer_options: Mapping[str, Any]) -> int:
-    return int(trainer_options.get("pipeline_parallel_size", 1))
+    return int(trainer_options.get(_STAGES, 1))
 
 
 def aggregate(paths: Sequence[PathOrFile]) -> dict[str, Any]:
@@ -111,10 +114,11 @@ def _order(paths: Sequence[PathOrFile]) -> list[tuple[PathOrFile, dict[str, Any]
 
 def _check_options(options: Mapping[str, Any], path: PathOrFile) -> None:
     least = {"world_rank": 0, "world_size": 1, "zero_stage": 0, "data_parallel_size": 1, "horizontal_parallel_size": 1}
-    for key in ("world_rank", *_SAME):
-        if key not in options:
+    least[_STAGES] = 1
+    for key in ("world_rank", *_SAME, _STAGES):
+        if key not in options and key != _STAGES:
             raise CheckpointFileError(path=describe(path), reason=f"its trainer_options have no {key!r}")
-        if key in least and not (isinstance(options[key], int) and options[key] >= least[key]):
+        if key in least and not (isinstance(options.get(key, 1), int) and options.get(key, 1) >= least[key]):
             reason = f"its trainer option {key!r} cannot be {options[key]!r}"
             raise CheckpointFileError(path=describe(path), reason=reason)
 
@@ -178,7 +182,11 @@ class _Parts:
             values = [by_rank[rank] for rank in sorted(by_rank) if rank % self._horizontal == index]
             assert values, f"Missing information: {what} of horizontal rank {index}"
             joined.append(_put_together(values, local, what) if self._split[section] else _the_same(values, what))
-        return np.concatenate(joined, axis) if by_megatron else _the_same(joined, what)
+        if not by_megatron:
+            return _the_same(joined, what)
+        fits = all(np.shape(part) == local for part in joined)
+        assert fits, f"The parts of {what} have the shapes {[*map(np.shape, joined)]}, not {local}"
+        return np.concatenate(joined, axis)
 
 
 def _part_of(shape: tuple[int, ...], axis: int, parts: int, what: str) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from ort_dynamo.training.ortmodule import environment
@@ -35,6 +36,8 @@ class SaveOnnxOptions:
             raise TypeError(f"Expected name prefix of type str, got {type(name_prefix)}.")
         if not name_prefix:
             raise ValueError("onnx_prefix must be provided when save_onnx is set.")
+        if Path(name_prefix).name != name_prefix or "\0" in name_prefix:
+            raise ValueError(f"onnx_prefix begins the names of files, and cannot be {name_prefix!r}")
 
 
 class LoggingOptions:
@@ -64,7 +67,7 @@ class DebugOptions:
     Raises:
         OSError: the folder cannot be written, with save_onnx.
         TypeError: log_level is no LogLevel; or, with save_onnx, onnx_prefix is no text.
-        ValueError: onnx_prefix is empty, with save_onnx.
+        ValueError: onnx_prefix is empty or has a folder, with save_onnx.
         InvalidVariableError: ORTMODULE_LOG_LEVEL is no level.
     """
 

@@ -101,7 +101,8 @@ def load_trainer_state(
             changed then.
     """
     name = section_of(given, "trainer_options").get("optimizer_name", config.name)
-    require(name == config.name, f"Optimizer mismatch: expected {config.name}, got {name}")
+    is_same = isinstance(name, str) and name == config.name
+    require(is_same, f"Optimizer mismatch: expected {config.name}, got {name!s:.80}")
     state, module = running.state, running.combined.model
     if strict:
         own = {"model": model_section(state, module), "optimizer": optimizer_section(state)}
@@ -132,7 +133,7 @@ def _scale(section: Mapping[str, Any]) -> tuple[float | None, int]:
         return None, 0
     try:
         scale, stable = float(section["loss_scale"]), int(section.get("stable_steps", 0))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RuntimeError(f"state_dict[loss_scaler] is {dict(section)!r}, where numbers are expected") from error
     if not 0 < scale < math.inf or stable < 0:
         raise RuntimeError(
@@ -145,7 +146,7 @@ def _count(section: Mapping[str, Any], name: str, default: int) -> int:
     value = section.get(name, default)
     try:
         count = int(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RuntimeError(f"state_dict[train_step_info][{name}] is {value!r}, where a number is expected") from error
     if count < 0:
         raise RuntimeError(f"state_dict[train_step_info][{name}] is {value!r}, where a number >= 0 is expected")

@@ -231,6 +231,9 @@ class WholeStep:
         if not weights:
             raise TrainingGraphError(reason="it reads no trainable weight")
         trained = [places[weight.name] for weight in weights]
+        own = {id(weight.parameter) for weight in self._state.by_name.values()}
+        if any(id(one) in own and place not in trained for place, one in enumerate(example_inputs)):
+            raise TrainingGraphError(reason="it reads a trainable weight whose name cannot be told")
         before = len(names)
 
         def more_inputs() -> list[Tensor]:

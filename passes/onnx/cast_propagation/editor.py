@@ -34,11 +34,11 @@ class CastEditor:
         seen: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         changed = False
         for node in list(graph):
-            value = node.inputs[0] if node.op_type == "Cast" else None
+            value = node.inputs[0] if node.op_type == "Cast" and not node.domain else None
             if value is None or value.dtype not in (_WIDE, dtype):
                 continue
             to, result = ir.DataType(node.attributes.get_int("to")), node.outputs[0]
-            if to not in (_WIDE, dtype) or node.domain:
+            if to not in (_WIDE, dtype):
                 continue
             if to == value.dtype:
                 keep = value

@@ -11,6 +11,7 @@ from ort_dynamo.targets.fused_op import Size
 
 __all__ = ["ValueSizes"]
 
+_NUMBER = re.compile("[0-9]{1,18}")
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -51,9 +52,11 @@ class ValueSizes:
         if dim.value is None:
             return None
         parts = dim.value.split("*")
-        if not all(part.isdigit() or _SYMBOL.fullmatch(part) for part in parts):
+        if not all(_NUMBER.fullmatch(part) or _SYMBOL.fullmatch(part) for part in parts):
             parts = [dim.value]
-        return product([Size(int(part)) if part.isdigit() else Size(1, (self._symbol(part),)) for part in parts])
+        return product(
+            [Size(int(part)) if _NUMBER.fullmatch(part) else Size(1, (self._symbol(part),)) for part in parts]
+        )
 
     def _symbol(self, name: str) -> int:
         if name not in self.names:

@@ -198,6 +198,15 @@ def test_options_that_no_rank_can_have_are_refused() -> None:
             state["trainer_options"][key] = value
         with pytest.raises(CheckpointFileError, match=f"its trainer option '{key}' cannot be"):
             aggregate_checkpoints(files(ranks))
+    for value in ("x", float("inf"), 0):
+        ranks = rank_states(True, 1, 2)
+        for state in ranks:
+            state["trainer_options"]["pipeline_parallel_size"] = value
+        for load in (aggregate_checkpoints, load_state):
+            with pytest.raises(
+                CheckpointFileError, match=r"its trainer option 'pipeline_parallel_size' (cannot|is not)"
+            ):
+                load(files(ranks))
     ranks = rank_states(True, 1, 2)
     del ranks[0]["trainer_options"]["optimizer_name"]
     with pytest.raises(CheckpointFileError, match="its trainer_options have no 'optimizer_name'"):
@@ -214,4 +223,11 @@ def test_a_weight_that_cannot_be_split_so_is_refused() -> None:
     for state in ranks:
         state["partition_info"]["linear.bias"]["original_dim"] = np.array([5])
     with pytest.raises(AssertionError, match=r"Shape \(5,\) of .*linear.bias.* cannot be split in 2 along axis -1"):
+        aggregate_checkpoints(files(ranks))
+
+
+def test_parts_of_other_shapes_than_their_whole_are_refused() -> None:
+    ranks = rank_states(False, 2, 1)
+    ranks[1]["model"]["full_precision"]["linear.bias"] = np.float32(1)
+    with pytest.raises(AssertionError, match=r"The parts of .*linear.bias.* have the shapes"):
         aggregate_checkpoints(files(ranks))

@@ -96,7 +96,7 @@ def test_a_state_of_mixed_precision_has_float32_weights_and_the_scale() -> None:
 @pytest.mark.parametrize(
     "section",
     [{"loss_scale": "much"}, {"loss_scale": None}, {"loss_scale": 0.0}, {"loss_scale": float("nan")}]
-    + [{"loss_scale": 2.0, "stable_steps": count} for count in (-1, None)],
+    + [{"loss_scale": 2.0, "stable_steps": count} for count in (-1, None, float("inf"))],
     ids=str,
 )
 def test_a_scale_that_is_none_is_refused_and_changes_nothing(section: dict[str, Any]) -> None:
@@ -297,6 +297,15 @@ def test_a_state_of_another_optimizer_is_refused(adam: Any) -> None:
     with pytest.raises(AssertionError) as raised:
         trainer.load_state_dict(trained("lamb").state_dict())
     assert str(raised.value) == "Optimizer mismatch: expected AdamOptimizer, got LambOptimizer"
+
+
+def test_an_optimizer_or_a_count_of_another_kind_is_refused(adam: Any) -> None:
+    trainer, state = adam
+    with pytest.raises(AssertionError, match="Optimizer mismatch: expected AdamOptimizer, got "):
+        trainer.load_state_dict(with_more(state, np.zeros((2, 2)), "trainer_options", "optimizer_name"))
+    for count in (float("inf"), np.array(np.inf), -1, "x"):
+        with pytest.raises(RuntimeError, match=r"state_dict\[train_step_info\]\[step\] is .*where a number"):
+            trainer.load_state_dict(with_more(state, count, "train_step_info", "step"))
 
 
 @pytest.mark.parametrize("section", ["model", "optimizer"])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ort_dynamo import PropagateCastOpsStrategy
-from ort_dynamo.embedding import nearest
+from ort_dynamo.embedding import nearest, read_json
 from ort_dynamo.training.ortmodule.debug_options import DebugOptions
 from ort_dynamo.training.ortmodule.environment import _SkipCheck, json_path, parse_flags
 from ort_dynamo.training.ortmodule.fallback import _FallbackPolicy
@@ -34,7 +33,8 @@ def load_from_json(ortmodule: ORTModule, path: str | None = None) -> None:
             RunSymbolicShapeInference and UseMemoryEfficientGradient.
 
     Raises:
-        ValueError: there is no path, or a value is one that its key cannot take.
+        ValueError: there is no path, the file is not JSON, larger than 1 MiB or nested too deeply, or a value is one
+            that its key cannot take.
         KeyError: a key or a name that there is not.
         OSError: the file cannot be read.
     """
@@ -44,7 +44,7 @@ def load_from_json(ortmodule: ORTModule, path: str | None = None) -> None:
             "Path to json is not provided."
             "Provide the path through function call or setting the environment variable ORTMODULE_JSON_CONFIG_PATH"
         )
-    data = json.loads(Path(path).read_text())
+    data = read_json(Path(path))
     if not isinstance(data, Mapping) or not data:
         raise ValueError(f"No data found in provided json file {path}.")
     torch_module = ortmodule._torch_module
@@ -75,18 +75,18 @@ def _casts(key: str, value: Any) -> dict[str, Any]:
         elif inner == "Level":
             read["propagate_cast_ops_level"] = _typed(f"{key}.{inner}", given, int)
         elif inner == "Allow":
-            read["propagate_cast_ops_allow"] = tuple(map(str, _typed(f"{key}.{inner}", given, list)))
+            read["propagate_cast_ops_allow"] = tuple(_names(f"{key}.{inner}", given, least=0))
         else:
             raise _no_such_key(inner, key, ["Strategy", "Level", "Allow"])
     return read
 
 
 def _policy(key: str, value: Any) -> dict[str, Any]:
-    return {"fallback_policy": parse_flags(_typed(key, value, list), _FallbackPolicy)}
+    return {"fallback_policy": parse_flags(_names(key, value), _FallbackPolicy)}
 
 
 def _skip_check(key: str, value: Any) -> dict[str, Any]:
-    return {"skip_check": parse_flags(_typed(key, value, list), _SkipCheck)}
+    return {"skip_check": parse_flags(_names(key, value), _SkipCheck)}
 
 
 def _opset(key: str, value: Any) -> dict[str, Any]:
@@ -124,14 +124,19 @@ def _debug_options(value: Any) -> DebugOptions:
     for key in given:
         if key not in _DEBUG:
             raise _no_such_key(key, "DebugOptions", list(_DEBUG))
-    arguments = {_DEBUG[key]: one for key, one in given.items()}
+    arguments = {
+        _DEBUG[key]: one
+        if key == "LogLevel"
+        else _typed(f"DebugOptions.{key}", one, bool if key == "SaveONNX" else str)
+        for key, one in given.items()
+    }
     if "log_level" in arguments:
         arguments["log_level"] = _member(LogLevel, arguments["log_level"])
     return DebugOptions(**arguments)
 
 
 def _member(kind: Any, name: Any) -> Any:
-    if name not in kind.__members__:
+    if not isinstance(name, str) or name not in kind.__members__:
         known = ", ".join(kind.__members__)
         raise KeyError(f"{name!r} is none of {known}{nearest(str(name), kind.__members__)}")
     return kind[name]
@@ -139,9 +144,16 @@ def _member(kind: Any, name: Any) -> Any:
 
 def _typed(key: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        names = {bool: "a boolean", int: "an int", list: "a list"}
+        names = {bool: "a boolean", int: "an int", list: "a list", str: "a text"}
         raise ValueError(f"{key} must be {names[kind]}, not {value!r}")
     return value
+
+
+def _names(key: str, value: Any, *, least: int = 1) -> list[str]:
+    names = [_typed(f"{key}[{index}]", one, str) for index, one in enumerate(_typed(key, value, list))]
+    if len(names) < least:
+        raise ValueError(f"{key} must have a name")
+    return names
 
 
 def _object(key: str, value: Any) -> Mapping[str, Any]:

@@ -29,6 +29,7 @@ def merge(pt_dir: str, ort_dir: str, output_dir: str, *, overwrite: bool = False
     Raises:
         FileExistsError: output_dir exists.
         FileNotFoundError: pt_dir has no step 0.
+        ValueError: pt_dir lists a file outside of its folders.
     """
     output = Path(output_dir)
     if output.exists():
@@ -39,6 +40,8 @@ def merge(pt_dir: str, ort_dir: str, output_dir: str, *, overwrite: bool = False
         _log.warning("Output directory %s already exists, overwriting it.", output_dir)
         shutil.rmtree(output)
     order = Path(pt_dir, "step_0", "order.txt").read_text(encoding="utf-8").splitlines()
+    if outside := [name for name in order if Path(name).name != name]:
+        raise ValueError(f"{pt_dir} lists files outside of its folders: {outside[0]!r}")
     for source, name in ((pt_dir, "merge_pt"), (ort_dir, "merge_ort")):
         _merge_run(Path(source), output / name, order)
 

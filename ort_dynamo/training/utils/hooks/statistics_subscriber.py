@@ -75,6 +75,7 @@ class StatisticsSubscriber(SubscriberBase):
         if not self.is_active(step):
             return
         direction = "forward" if is_forward else "backward"
+        name = _file_name(name)
         folder = self._folder / f"step_{step}"
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "order.txt").open("a", encoding="utf-8") as order:
@@ -82,6 +83,15 @@ class StatisticsSubscriber(SubscriberBase):
         summary = _summarised(tensor.cpu() if self._run_on_cpu else tensor, self._bucket_size)
         title = f"{'>' * max(0, depth)}{name} {direction} run"
         (folder / f"{name}_{direction}").write_text("\n".join([f"{title} {summary[0]}", *summary[1:], ""]))
+
+
+_LONGEST = 150
+"""Characters of the name of a module in the name of a file."""
+
+
+def _file_name(name: str) -> str:
+    """Return a name that stays in its folder: that of a class may be any text."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name)[-_LONGEST:]
 
 
 _numbers = itertools.count()

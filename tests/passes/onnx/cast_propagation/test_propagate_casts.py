@@ -56,6 +56,10 @@ def test_a_graph_output_that_was_a_cast_of_an_input_becomes_an_identity() -> Non
     )
 
 
+def test_an_operator_of_another_domain_is_no_cast() -> None:
+    check("g (float[2] x) => (float16[2] z) { a = Exp (x) b = com.microsoft.Cast (a) z = => f16(b) }", strategy=NONE)
+
+
 def test_a_cast_to_another_wide_type_stays() -> None:
     check(
         "g (float[2] x) => (double[2] y, float16[2] z) { y = Cast <to = 11> (x) z = => f16(x) }",

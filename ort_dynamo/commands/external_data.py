@@ -1,0 +1,71 @@
+"""Reads the external data of a model file, none of which may be outside of the file's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+__all__ = ["external_tensors", "read_external_data"]
+
+
+def read_external_data(model: ir.Model, folder: Path) -> None:
+    """Check the external data of initializers, which stays in its file, and read that of attributes into memory.
+
+    Args:
+        model: the model.
+        folder: an absolute path; onnx_ir checks that no tensor is in a file outside of it.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is outside of the folder, or does not have the tensor.
+    """
+    import onnx_ir as ir
+
+    for graph in _graphs(model):
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value.base_dir = folder
+                value.const_value.numpy()  # a memory map: missing data is found here, before anything is written
+    for node in _nodes(model):
+        for attribute in [*node.attributes.values()]:
+            if attribute.is_ref():
+                continue
+            if isinstance(attribute.value, ir.ExternalTensor):
+                node.attributes[attribute.name] = ir.AttrTensor(attribute.name, _in_memory(attribute.value, folder))
+            elif attribute.type == ir.AttributeType.TENSORS:
+                read = [_in_memory(one, folder) for one in attribute.value]
+                node.attributes[attribute.name] = ir.AttrTensors(attribute.name, read)
+
+
+def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
+    """Return the initializers whose data is in a file."""
+    import onnx_ir as ir
+
+    constants = (value.const_value for graph in _graphs(model) for value in graph.initializers.values())
+    return [tensor for tensor in constants if isinstance(tensor, ir.ExternalTensor)]
+
+
+def _in_memory(tensor: ir.TensorProtocol, folder: Path) -> ir.TensorProtocol:
+    import onnx_ir as ir
+
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor
+    tensor.base_dir = folder
+    return ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
+
+
+def _graphs(model: ir.Model) -> Iterator[ir.Graph]:
+    yield model.graph
+    yield from model.graph.subgraphs()
+    for function in model.functions.values():
+        yield from function.subgraphs()
+
+
+def _nodes(model: ir.Model) -> Iterator[ir.Node]:
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()

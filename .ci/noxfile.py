@@ -11,6 +11,7 @@ an environment, in which the other packages are exchanged, because torch is most
     nox -f .ci/noxfile.py -s cells --install-only                       the environments alone
     nox -f .ci/noxfile.py -s report                                     the page, from the records there are
     nox -f .ci/noxfile.py -s fresh                                      what pip installs today, without constraints
+    nox -f .ci/noxfile.py -s sbom                                       sbom.json, a bill of materials in CycloneDX
 
 `--envdir FOLDER` (absolute) keeps the environments elsewhere. Interpreters are those on the PATH; where one is missing,
 the page says so.
@@ -76,6 +77,27 @@ def fresh(session: nox.Session) -> None:
     session.install(".[cpu,dev]")
     session.run("python", "-P", "-m", "ort_dynamo", "demo")
     session.run("python", ".ci/try_fresh.py", *session.posargs)
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """Write sbom.json; options after --: --extra NAME, --constraints FILE, or --python INTERPRETER as it is."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--extra", default="cpu")
+    parser.add_argument("--constraints", default="constraints.txt")
+    parser.add_argument("--python", help="the interpreter of an environment that exists")
+    options = parser.parse_args(session.posargs)
+    session.chdir(ROOT)
+    session.install("cyclonedx-bom>=7")
+    described = options.python
+    if described is None:  # an environment without the tools that describe it
+        folder = Path(session.create_tmp(), "described")
+        session.run("python", "-m", "venv", "--clear", str(folder))
+        described = str(folder / "bin" / "python")
+        install = [described, "-m", "pip", "install", "--quiet", "-c", options.constraints, f".[{options.extra}]"]
+        session.run(*install, external=True)
+    about = ["--pyproject", "pyproject.toml", "--mc-type", "library", "--output-reproducible"]
+    session.run("cyclonedx-py", "environment", *about, "--output-file", "sbom.json", described)
 
 
 @nox.session(python=False)

@@ -11,6 +11,7 @@ an environment, in which the other packages are exchanged, because torch is most
     nox -f .ci/noxfile.py -s cells --install-only                       the environments alone
     nox -f .ci/noxfile.py -s report                                     the page, from the records there are
     nox -f .ci/noxfile.py -s fresh                                      what pip installs today, without constraints
+    nox -f .ci/noxfile.py -s typing                                     a user's file, by mypy and pyright
     nox -f .ci/noxfile.py -s sbom                                       sbom.json, a bill of materials in CycloneDX
 
 `--envdir FOLDER` (absolute) keeps the environments elsewhere. Interpreters are those on the PATH; where one is missing,
@@ -77,6 +78,23 @@ def fresh(session: nox.Session) -> None:
     session.install(".[cpu,dev]")
     session.run("python", "-P", "-m", "ort_dynamo", "demo")
     session.run("python", ".ci/try_fresh.py", *session.posargs)
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """Check the types that a user sees: a program that uses every public name, against the installed wheel.
+
+    Last, pyright says how many symbols of all modules have a known type, the private ones included.
+    """
+    session.install("-c", str(ROOT / "constraints.txt"), f"{ROOT}[cpu]", "mypy", "pyright[nodejs]")
+    outside = Path(session.create_tmp())  # where the sources are not found
+    shutil.copy(ROOT / "tests" / "typing" / "user_program.py", outside)
+    (outside / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    session.chdir(outside)
+    session.run("mypy", "--strict", "user_program.py")
+    session.run("pyright", "user_program.py")
+    # Where types are missing it ends with 1. Some are missing for good: pyright knows none of torch.SymInt's.
+    session.run("pyright", "--verifytypes", "ort_dynamo", "--ignoreexternal", success_codes=[0, 1])
 
 
 @nox.session

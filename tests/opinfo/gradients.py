@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ort_dynamo.testing import copied
 
-__all__ = ["Case", "cases_of", "check_gradients", "differentiable", "small_case", "with_work"]
+__all__ = ["Calls", "Case", "cases_of", "check_gradients", "differentiable", "small_case", "with_work"]
 
 FEWEST, MOST = 6, 80
 """A small sample has FEWEST elements that vary; up to MOST, with the results', all entries of the Jacobian are checked.
@@ -124,12 +124,13 @@ def _case(op: OpInfo, sample: SampleInput) -> Case:
 
     arguments = (sample.input, tuple(sample.args), dict(sample.kwargs))
     varied = [leaf for leaf in tree_leaves(arguments) if varies(leaf)]
-    with _Calls() as calls:
+    with Calls() as calls:
         results = [one for one in tree_leaves(call(op.op, *arguments)) if varies(one)]
         if varied and results:
             torch.autograd.grad(results, varied, [torch.ones_like(one) for one in results], allow_unused=True)
     elements = (sum(one.numel() for one in varied), sum(one.numel() for one in results))
-    return Case(with_work(op.op), arguments, elements, frozenset(calls.overloads), call, op.gradcheck_nondet_tol)
+    overloads = frozenset(map(str, calls.overloads))
+    return Case(with_work(op.op), arguments, elements, overloads, call, op.gradcheck_nondet_tol)
 
 
 def with_work(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,13 +143,13 @@ def with_work(function: Callable[..., Any]) -> Callable[..., Any]:
     return worked
 
 
-class _Calls(TorchDispatchMode):
-    """Keeps the names of the overloads that are called."""
+class Calls(TorchDispatchMode):
+    """Keeps the overloads that are called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.overloads: set[str] = set()
+        self.overloads: set[Any] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.overloads.add(str(function))
+        self.overloads.add(function)
         return function(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Which lowerings the small sample of each operator of PyTorch's database checks, for test_gradients.py."""
+"""The lowerings that the small sample of each operator of PyTorch's database checks, for test_gradients.py."""
 
 from __future__ import annotations
 

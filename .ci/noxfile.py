@@ -11,6 +11,8 @@ an environment, in which the other packages are exchanged, because torch is most
     nox -f .ci/noxfile.py -s cells --install-only                       the environments alone
     nox -f .ci/noxfile.py -s report                                     the page, from the records there are
     nox -f .ci/noxfile.py -s fresh                                      the newest releases, without constraints
+    nox -f .ci/noxfile.py -s typing                                     a user's file, by mypy and pyright
+    nox -f .ci/noxfile.py -s sbom                                       sbom.json, a bill of materials in CycloneDX
 
 `--envdir FOLDER` (absolute) keeps the environments elsewhere. Interpreters are those on the PATH; where one is missing,
 the page says so.
@@ -76,6 +78,44 @@ def fresh(session: nox.Session) -> None:
     session.install(".[cpu,dev]")
     session.run("python", "-P", "-m", "ort_dynamo", "demo")
     session.run("python", ".ci/try_fresh.py", *session.posargs)
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """Check the types that a user sees: a program that uses every public name, against the installed wheel.
+
+    Last, pyright says how many symbols of all modules have a known type, the private ones included.
+    """
+    session.install("-c", str(ROOT / "constraints.txt"), f"{ROOT}[cpu]", "mypy", "pyright[nodejs]")
+    outside = Path(session.create_tmp())  # where the sources are not found
+    shutil.copy(ROOT / "tests" / "typing" / "user_program.py", outside)
+    (outside / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    session.chdir(outside)
+    session.run("mypy", "--strict", "user_program.py")
+    session.run("pyright", "user_program.py")
+    # Where types are missing it ends with 1. Some are missing for good: pyright knows none of torch.SymInt's.
+    session.run("pyright", "--verifytypes", "ort_dynamo", "--ignoreexternal", success_codes=[0, 1])
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """Write sbom.json; options after --: --extra NAME, --constraints FILE, or --python INTERPRETER as it is."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--extra", default="cpu")
+    parser.add_argument("--constraints", default="constraints.txt")
+    parser.add_argument("--python", help="the interpreter of an environment that exists")
+    options = parser.parse_args(session.posargs)
+    session.chdir(ROOT)
+    session.install("cyclonedx-bom>=7")
+    described = options.python
+    if described is None:  # an environment without the tools that describe it
+        folder = Path(session.create_tmp(), "described")
+        session.run("python", "-m", "venv", "--clear", str(folder))
+        described = str(folder / "bin" / "python")
+        install = [described, "-m", "pip", "install", "--quiet", "-c", options.constraints, f".[{options.extra}]"]
+        session.run(*install, external=True)
+    about = ["--pyproject", "pyproject.toml", "--mc-type", "library", "--output-reproducible"]
+    session.run("cyclonedx-py", "environment", *about, "--output-file", "sbom.json", described)
 
 
 @nox.session(python=False)

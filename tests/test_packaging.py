@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -31,14 +32,26 @@ def run(program: str, cwd: Path, **environment: str) -> str:
     return result.stdout
 
 
-def test_the_wheel_has_one_package_and_the_source_distribution_all(tmp_path: Path) -> None:
-    pytest.importorskip("build.__main__")  # "build" alone is also the folder that this leaves behind
-    subprocess.run(  # the wheel from the source distribution
-        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)],
+def build(source: Path, target: Path, **environment: str) -> tuple[Path, Path]:
+    """Build the source distribution, and the wheel from it; give the paths of wheel and source distribution."""
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), str(source)],
         check=True,
         capture_output=True,
+        env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000", **environment},
     )
-    (wheel,), (archive,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    (wheel,), (archive,) = target.glob("*.whl"), target.glob("*.tar.gz")
+    return wheel, archive
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    pytest.importorskip("build.__main__")  # "build" alone is also the folder that this leaves behind
+    return build(ROOT, tmp_path_factory.mktemp("built"))
+
+
+def test_the_wheel_has_one_package_and_the_source_distribution_all(built: tuple[Path, Path]) -> None:
+    wheel, archive = built
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"ort_dynamo"}
     files = ("py.typed", "runtime/kernels_1.19.2_cpu.json", "runtime/kernels/fused.c", "runtime/kernels/fused.h")
@@ -50,6 +63,28 @@ def test_the_wheel_has_one_package_and_the_source_distribution_all(tmp_path: Pat
     sources = {str(file.relative_to(ROOT)) for file in ours if file.suffix in (".py", ".md", ".png", ".json", ".jsonl")}
     assert {*sources, "CHANGELOG.md", "LICENSE", ".ci/run", "constraints.txt"} <= everything
     assert not [name for name in everything if ".ci/venv" in name or "__pycache__" in name]
+
+
+def test_the_bytes_of_both_depend_on_the_sources_alone(built: tuple[Path, Path], tmp_path: Path) -> None:
+    wheel, archive = built
+    elsewhere = tmp_path / "another folder"
+    with tarfile.open(archive) as content:
+        content.extractall(elsewhere, filter="data")
+    (sources,) = elsewhere.iterdir()
+    (sources / "PKG-INFO").unlink()
+    (sources / "setup.cfg").unlink()
+    shutil.rmtree(sources / "ort_dynamo.egg-info")
+    for path in sources.rglob("*"):
+        os.utime(path, (1_500_000_000, 1_500_000_000))
+        path.chmod(path.stat().st_mode & 0o700)
+    before = os.umask(0o077)
+    try:
+        again = build(sources, tmp_path / "again", TZ="Asia/Tokyo", PYTHONHASHSEED="7", LC_ALL="C")
+    finally:
+        os.umask(before)
+    for first, second in zip((wheel, archive), again, strict=True):
+        assert first.name == second.name
+        assert first.read_bytes() == second.read_bytes(), f"two builds of {first.name} differ"
 
 
 def test_the_backend_is_registered_without_an_import() -> None:

@@ -53,9 +53,9 @@ class MemoryCache(Generic[_T]):
         self._entries: OrderedDict[Hashable, tuple[_T, int]] = OrderedDict()  # least recently used first
         self._making: dict[Hashable, threading.Event] = {}  # set when the value is made, or was not
         self._lock = threading.Lock()
-        self.hits = 0
-        self.misses = 0
-        self.nbytes = 0
+        self.hits: int = 0
+        self.misses: int = 0
+        self.nbytes: int = 0
         if hasattr(os, "register_at_fork"):  # not on Windows
             this = weakref.ref(self)
             os.register_at_fork(after_in_child=lambda: _forget_other_threads(this()))

@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase
 
-from ort_dynamo.cache.disk import disk_cache
+from ort_dynamo.cache.disk import DiskCache, disk_cache
 from ort_dynamo.cache.open_island import OpenedIsland, open_island
 from ort_dynamo.capture.trace import trace
 from ort_dynamo.compilation.choose_target import graph_target
@@ -61,9 +61,13 @@ class Compilation:
         label: Sequence[Any] = (),
         role: str = "inference",
     ) -> None:
-        self.options, self.device, self.threads = options, device, threads
-        self.listeners, self.label, self.role = listeners, label, role
-        self.cache = disk_cache(options.cache)
+        self.options: Options = options
+        self.device: torch.device = device
+        self.threads: int = threads
+        self.listeners: Listener = listeners
+        self.label: Sequence[Any] = label
+        self.role: str = role
+        self.cache: DiskCache | None = disk_cache(options.cache)
 
     @cached_property
     def target(self) -> Target:

@@ -55,12 +55,12 @@ class Collect(Listener):
     """
 
     def __init__(self, opened: Callable[[GraphCompilation], None] = lambda graph: None) -> None:
-        self.compile_id = current_compile_id()
+        self.compile_id: str | None = current_compile_id()
         self.partition: PartitionRecord | None = None
         self.records: list[GraphRecord] = []
         self.roles: list[Role] = []
         self.stages: Mapping[str, float] = {}
-        self.runtime = ""
+        self.runtime: str = ""
         self._opened = opened
         self._alive: dict[str, dict[str, int]] = {}
         self._start: dict[str, int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import onnx_ir as ir
 import torch
@@ -20,10 +20,17 @@ from ort_dynamo.targets.target import Target
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.sizes.symbols import expression
 
-__all__ = ["LoweringContext", "Number", "Size", "is_empty"]
+__all__ = ["LoweringContext", "Number", "Size", "Symbolic", "is_empty"]
 
 Number = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 Size = int | torch.SymInt
+
+
+class Symbolic(Protocol):
+    """A torch.SymInt, SymFloat or SymBool; pyright, which knows no type of their `node`, would not know ours either."""
+
+    node: Any
+
 
 _HALF = (torch.float16, torch.bfloat16)
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -112,13 +119,13 @@ class LoweringContext:
         """Return a 1-D int64 constant."""
         return self.builder.constant(list(numbers), ir.DataType.INT64)
 
-    def scalar(self, number: Number, dtype: torch.dtype) -> ir.Value:
+    def scalar(self, number: bool | int | float | Symbolic, dtype: torch.dtype) -> ir.Value:
         """Return a 0-d value of a scalar that may be symbolic."""
         if isinstance(number, (torch.SymInt, torch.SymFloat)):
             return self.cast(self._symbols.value(expression(number)), dtype)
         if isinstance(number, torch.SymBool):
             raise UnsupportedNodeError("an argument is a symbolic bool")
-        return self.constant(number, dtype)
+        return self.constant(cast(float, number), dtype)
 
     def shape(self, sizes: Sequence[Size]) -> ir.Value:
         """Return a 1-D int64 value of sizes, some of which may be symbolic."""

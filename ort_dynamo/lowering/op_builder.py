@@ -66,7 +66,7 @@ class GraphBuilder(ABC):
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
-        self.op = self.opset("", graph.opset_imports[""])
+        self.op: OpBuilder = self.opset("", graph.opset_imports[""])
         self._modules: list[str] = []
 
     def opset(self, domain: str, version: int) -> OpBuilder:

@@ -62,7 +62,7 @@ class Builder:
     ) -> fx.GraphModule:
         """Return the program of the model's graph: takes the module and the inputs, returns a tuple."""
         program, scope = Program(), Scope(None, opsets, types=types)
-        self.device = program.placeholder("device")
+        self.device: fx.Node = program.placeholder("device")
         for name, value in self.stored.items():
             scope.define(name, value)
         given = [program.placeholder("input") for _ in inputs]

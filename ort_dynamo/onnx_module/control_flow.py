@@ -55,7 +55,7 @@ class LoopNode(nn.Module):
         super().__init__()
         self.body = body
         self.carried = carried
-        self.empty = list(empty)
+        self.empty: list[_Like] = list(empty)
 
     def forward(
         self,
@@ -117,8 +117,8 @@ class ScanNode(nn.Module):
         super().__init__()
         self.body = body
         self.carried = carried
-        self.inputs = list(zip(input_axes, input_backwards, strict=True))
-        self.outputs = list(zip(output_axes, output_backwards, strict=True))
+        self.inputs: list[tuple[int, bool]] = list(zip(input_axes, input_backwards, strict=True))
+        self.outputs: list[tuple[int, bool]] = list(zip(output_axes, output_backwards, strict=True))
 
     def forward(
         self,

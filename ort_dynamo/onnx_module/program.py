@@ -74,7 +74,7 @@ class Scope:
         self.outer = outer
         self.opsets = opsets
         self.attributes = attributes
-        self.types = types or {}
+        self.types: Mapping[str, TypeProto] = types or {}
         self._known: dict[str, Known] = {}
 
     def inner(self) -> Scope:
@@ -116,13 +116,14 @@ class Program:
 
     def __init__(self, outer: Program | None = None) -> None:
         self.outer = outer
-        self.graph = fx.Graph()
+        self.graph: fx.Graph = fx.Graph()
         self.modules: dict[str, nn.Module] = {}
         self.maybe_host: set[fx.Node] = set()
         self.captured: dict[fx.Node, fx.Node] = {}
         self._held: dict[str, fx.Node] = {}
         self._inputs = 0
-        self.root = self._last = self.graph.placeholder("root")
+        self.root: fx.Node = self.graph.placeholder("root")
+        self._last = self.root
 
     def placeholder(self, name: str, maybe_host: bool = False) -> fx.Node:
         """One more input, after those that are there."""

@@ -61,7 +61,9 @@ class CompiledGraph:
         options.log_severity_level = 4  # an error is raised; ONNX Runtime need not print it, too
         if stream is not None:  # the order on the stream is all the synchronisation that is needed
             options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        self.run = session_code(built, self._own, device, options, owned=None if stream is None else stream.owned)
+        self.run: Callable[..., Any] = session_code(
+            built, self._own, device, options, owned=None if stream is None else stream.owned
+        )
 
     def __call__(self, *values: Any) -> tuple[torch.Tensor, ...]:
         """Run the session as `run` does."""

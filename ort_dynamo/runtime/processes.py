@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["current", "keep_alive_at_exit", "own_session", "profiles_until_exit"]
 
-current = 0
+current: int = 0
 """Number of forks between the first process and this one; it differs in a forked child."""
 
 _sessions: weakref.WeakSet[Any] = weakref.WeakSet()

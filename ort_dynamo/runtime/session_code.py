@@ -43,10 +43,10 @@ class OwnSession:
 
     def open(self) -> None:
         """Open it in the calling process."""
-        self.session = own_session(self._opened)  # keeps the raw session alive
+        self.session: Any = own_session(self._opened)  # keeps the raw session alive
         run = crossing().run_of(self.session)
-        self.run = run if self._around is None else self._around(run)
-        self.process = processes.current
+        self.run: Run = run if self._around is None else self._around(run)
+        self.process: int = processes.current
 
 
 def session_code(

@@ -47,9 +47,9 @@ class NamesInFile:
     """The names of a saved model's inputs and outputs, in order, and the program, role and island of the model."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self.inputs = [value.name for value in model.graph.input]
-        self.outputs = [value.name for value in model.graph.output]
-        self.written_for = next((prop.value for prop in model.metadata_props if prop.key == WRITTEN_FOR), "")
+        self.inputs: list[str] = [value.name for value in model.graph.input]
+        self.outputs: list[str] = [value.name for value in model.graph.output]
+        self.written_for: str = next((prop.value for prop in model.metadata_props if prop.key == WRITTEN_FOR), "")
 
 
 def names_in_file(folder: Path, name: str) -> NamesInFile | None:

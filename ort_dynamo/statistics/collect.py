@@ -71,7 +71,7 @@ class CollectedStatistics(RunStatistics):
 
     def __init__(self) -> None:
         super().__init__()
-        self.step = 0
+        self.step: int = 0
         self._counts = True
 
     def next_step(self) -> None:

@@ -33,5 +33,7 @@ def _choose() -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tens
     return _by_protocol, public_from_dlpack
 
 
+to_dlpack: Callable[[torch.Tensor], Any]
+from_dlpack: Callable[[Any], torch.Tensor]
 to_dlpack, from_dlpack = _choose()
 """A tensor's memory as a capsule, to be taken once; a tensor on the memory of a capsule."""

@@ -38,8 +38,8 @@ class LossScaler:
         self.up_scale_window_ = up_scale_window
         self.min_loss_scale_ = min_loss_scale
         self.max_loss_scale_ = max_loss_scale
-        self.loss_scale_ = loss_scale
-        self.stable_steps_ = 0
+        self.loss_scale_: float = loss_scale
+        self.stable_steps_: int = 0
 
     def update_loss_scale(self, is_all_finite: bool | Tensor) -> None:
         """Double, halve or keep the scale, as all gradients of an update were finite or not."""

@@ -103,7 +103,9 @@ class _ORTTrainerModelDesc:
             OutputDescription(name, list(shape), *(is_loss or [False]))
             for name, shape, *is_loss in model_desc["outputs"]
         ]
-        self.learning_rate = InputDescriptionTyped(LEARNING_RATE_IO_DESCRIPTION_NAME, [1], torch.float32)
+        self.learning_rate: InputDescriptionTyped = InputDescriptionTyped(
+            LEARNING_RATE_IO_DESCRIPTION_NAME, [1], torch.float32
+        )
         self._gradient_accumulation: OutputDescriptionTyped | None = None
         self._all_finite: OutputDescriptionTyped | None = None
         self._loss_scale_input: InputDescriptionTyped | None = None

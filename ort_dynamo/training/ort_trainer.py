@@ -127,7 +127,7 @@ class ORTTrainer:
         if loss_fn is not None and (not callable(loss_fn) or len(signature(loss_fn).parameters) != 2):
             raise RuntimeError("loss function should take two arguments - predict and label.")
         require(isinstance(global_step, int) and global_step >= 0, "'global_step' must be a positive int")
-        self.is_train = True
+        self.is_train: bool = True
         self.loss_scaler_ = loss_scaler
         self._rate = StepRate(get_lr_this_step)
         self._scale = StepScale(loss_scaler) if use_mixed_precision else None

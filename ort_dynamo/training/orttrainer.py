@@ -104,14 +104,14 @@ class ORTTrainer:
         else:
             raise ValueError("'model' must be either 'torch.nn.Module' or 'onnx.ModelProto'")
         self.loss_fn = loss_fn
-        self.model_desc = _ORTTrainerModelDesc(model_desc)
+        self.model_desc: _ORTTrainerModelDesc = _ORTTrainerModelDesc(model_desc)
         losses = sum(one.is_loss for one in self.model_desc.outputs)
         require(losses == 1, f"Only one loss output is supported ({losses} were specified)")
         is_first = loss_fn is None or self.model_desc.loss_index == 0
         require(is_first, "the loss that 'loss_fn' computes must be the first of the outputs in 'model_desc'")
         self.optim_config = optim_config
         self._device = training_device(options)
-        self.options = ORTTrainerOptions() if options is None else options
+        self.options: ORTTrainerOptions = ORTTrainerOptions() if options is None else options
         self.options._settle()
         self._train_step_info = TrainStepInfo(optim_config)
         self._running: RunningModel | None = None

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -132,7 +132,10 @@ def user_place(error: BaseException) -> str:
 _PACKAGES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
 
 
-CompiledModule: type[Any] = private("torch._dynamo:OptimizedModule", nn.Module)
+if TYPE_CHECKING:
+    CompiledModule = nn.Module  # so that a user's type checker knows an ORTModule as a module
+else:
+    CompiledModule = private("torch._dynamo:OptimizedModule", nn.Module)
 """The class of torch.compile(module)'s result, by which accelerate recognizes and unwraps a compiled module.
 
 If torch lacks the class, this is nn.Module, and accelerate does not recognize it."""

@@ -39,6 +39,6 @@ class TrainStepInfo:
         require(isinstance(step, int) and step >= 0, "step must be a positive int")
         self.optimizer_config = optimizer_config
         self.all_finite = all_finite
-        self.fetches = list(fetches)
+        self.fetches: list[str] = list(fetches)
         self.optimization_step = optimization_step
         self.step = step

@@ -32,7 +32,7 @@ class CheckedCalls:
     """
 
     def __init__(self, gm: GraphModule, calls: int, names: tuple[str, ...]) -> None:
-        self.recorder = Recorder()
+        self.recorder: Recorder = Recorder()
         self._gm: GraphModule | None = gm
         self._calls, self._names = calls, names
         self._checked = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -40,8 +40,10 @@ class LoweredIsland:
 
     def __init__(self, island: GraphModule, spec: BuildSpec) -> None:
         lowered: Lowered = lower(island, spec.target)
-        self.inputs = drop_unread(lowered)
-        self.model, self.outputs, self.values = lowered.model, lowered.outputs, lowered.values
+        self.inputs: tuple[ValueSpec, ...] = drop_unread(lowered)
+        self.model: ir.Model = lowered.model
+        self.outputs: tuple[ValueSpec, ...] = lowered.outputs
+        self.values: Mapping[Node, Any] = lowered.values
         self._spec = spec
 
     def on(self, spec: BuildSpec) -> LoweredIsland:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from gradients import Calls
 from opinfo_samples import check_sample, operators, quiet, samples_of
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import CONVOLUTIONS
@@ -236,21 +236,9 @@ def spread(samples: list[SampleInput]) -> list[SampleInput]:
     return [samples[index] for index in sorted({round(i * last / (SAMPLES - 1)) for i in range(SAMPLES)}) if samples]
 
 
-class _Calls(TorchDispatchMode):
-    """Keeps the overloads that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.overloads: set[Any] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.overloads.add(function)
-        return function(*args, **(kwargs or {}))
-
-
 def called(op: OpInfo, sample: SampleInput) -> set[Any]:
     """List the overloads that the operator calls in eager, in training and in inference."""
-    with quiet(), _Calls() as calls:
+    with quiet(), Calls() as calls:
         for used in (sample, detached(sample)):
             results = tensors(op.op(used.input, *used.args, **used.kwargs))
             if losses := [one.sum() for one in results if one.requires_grad]:

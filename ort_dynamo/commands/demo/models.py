@@ -18,12 +18,12 @@ class DigitsNet(nn.Module):
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
-        self.stem = nn.Sequential(_conv3x3(1, width), nn.BatchNorm2d(width), nn.SiLU())
-        self.first = _ResidualBlock(width, width)
-        self.pool = nn.AvgPool2d(2)
-        self.second = _ResidualBlock(width, 2 * width)
-        self.dropout = nn.Dropout(0.1)
-        self.head = nn.Linear(2 * width, 10)
+        self.stem: nn.Sequential = nn.Sequential(_conv3x3(1, width), nn.BatchNorm2d(width), nn.SiLU())
+        self.first: _ResidualBlock = _ResidualBlock(width, width)
+        self.pool: nn.AvgPool2d = nn.AvgPool2d(2)
+        self.second: _ResidualBlock = _ResidualBlock(width, 2 * width)
+        self.dropout: nn.Dropout = nn.Dropout(0.1)
+        self.head: nn.Linear = nn.Linear(2 * width, 10)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Images (batch, 1, 8, 8) float -> logits (batch, 10), or with labels (batch,) int64 the mean loss, ()."""
@@ -38,7 +38,7 @@ class _ResidualBlock(nn.Module):
 
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
-        self.residual = nn.Sequential(
+        self.residual: nn.Sequential = nn.Sequential(
             _conv3x3(channels_in, channels),
             nn.BatchNorm2d(channels),
             nn.SiLU(),
@@ -68,11 +68,11 @@ class ByteGPT(nn.Module):
     ) -> None:
         super().__init__()
         self.context = context
-        self.tokens = nn.Embedding(256, width)
-        self.positions = nn.Embedding(context, width)
-        self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(_DecoderBlock(width, heads, dropout) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
+        self.tokens: nn.Embedding = nn.Embedding(256, width)
+        self.positions: nn.Embedding = nn.Embedding(context, width)
+        self.dropout: nn.Dropout = nn.Dropout(dropout)
+        self.blocks: nn.ModuleList = nn.ModuleList(_DecoderBlock(width, heads, dropout) for _ in range(layers))
+        self.norm: nn.LayerNorm = nn.LayerNorm(width)
         for embedding in (self.tokens, self.positions):
             nn.init.normal_(embedding.weight, std=0.02)
 
@@ -109,7 +109,7 @@ class _CausalAttention(nn.Module):
         # No bias: a key bias has the exact gradient 0, and AdamW would make full steps of its rounding noise.
         self.query_key_value = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout: nn.Dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         batch, time, width = hidden.shape

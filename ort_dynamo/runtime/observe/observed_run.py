@@ -71,7 +71,8 @@ class ObservedGraph:
         origins: NodeOrigins,
         islands: Mapping[str, tuple[CompiledGraph, IslandCall]],
     ) -> None:
-        self.whole, self.origins = whole, origins
+        self.whole: SerializedGraph = whole
+        self.origins: NodeOrigins = origins
         self._outer = spelled(gm)
         self._islands = islands
         self._run: Callable[[list[Any], Show], Any] | None = None

@@ -173,11 +173,11 @@ def present(table: Mapping[Any, _V]) -> dict[Any, _V]:
     return {overload: value for overload, value in table.items() if not is_absent(overload)}
 
 
-aten = namespace("aten")
-prims = namespace("prims")
-higher_order = namespace("higher_order")
+aten: Any = namespace("aten")
+prims: Any = namespace("prims")
+higher_order: Any = namespace("higher_order")
 
-inductor_prims = _Namespace("inductor_prims", private("torch._inductor.inductor_prims"))
+inductor_prims: Any = _Namespace("inductor_prims", private("torch._inductor.inductor_prims"))
 """Prims that Dynamo makes of some ATen calls: attributes are overloads. Without the module all of them are absent."""
 
 

@@ -40,9 +40,9 @@ class _OptimizerConfig:
         require(is_number(defaults["lr"]) and defaults["lr"] >= 0, "lr must be a positive number")
         require(isinstance(params, list), "'params' must be a list")
         self.name = name
-        self.lr = float(defaults["lr"])
-        self.defaults = _renamed(defaults)
-        self.params = [self._completed(group) for group in params]
+        self.lr: float = float(defaults["lr"])
+        self.defaults: dict[str, Any] = _renamed(defaults)
+        self.params: list[dict[str, Any]] = [self._completed(group) for group in params]
 
     def _completed(self, group: dict[str, Any]) -> dict[str, Any]:
         """Give a group with all hyperparameters."""

@@ -24,7 +24,7 @@ class SaveOnnxOptions:
     def __init__(self, save: bool, name_prefix: str, path: str) -> None:
         self.save = save
         self.name_prefix = name_prefix
-        self.path = environment.save_path(path)
+        self.path: str = environment.save_path(path)
         if not save:
             return
         if not os.access(self.path, os.W_OK):
@@ -50,7 +50,7 @@ class LoggingOptions:
     def __init__(self, log_level: LogLevel) -> None:
         if not isinstance(log_level, LogLevel):
             raise TypeError(f"Expected log_level of type LogLevel, got {type(log_level)}.")
-        self.log_level = environment.log_level(log_level)
+        self.log_level: LogLevel = environment.log_level(log_level)
 
 
 class DebugOptions:

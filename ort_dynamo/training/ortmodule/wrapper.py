@@ -95,7 +95,7 @@ def _check_module(module: nn.Module) -> None:
     module_device(module)
 
 
-class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when this is imported
+class ORTModule(CompiledModule):
     """Wraps a module so that its forward and backward run in ONNX Runtime.
 
     It behaves like the module: parameters, buffers, children, attributes, methods, hooks and `state_dict` are the
@@ -159,7 +159,7 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
         return self.__dict__["_torch_module"]._original_module
 
     # The class above has one that warns, at each call, of hooks that an ORTModule may have.
-    __call__ = nn.Module.__call__
+    __call__: Callable[..., Any] = nn.Module.__call__
 
     @property
     def training(self) -> bool:

@@ -34,7 +34,7 @@ class StepRate(_LRScheduler):
 
     def __init__(self, by_step: Callable[[int], float] | None) -> None:
         super().__init__()
-        self.given = 0.0
+        self.given: float = 0.0
         self._by_step = by_step
 
     def get_lr(self, train_step_info: TrainStepInfo) -> list[float]:

@@ -62,7 +62,7 @@ class SplitStep:
         dynamic = False if together.shares_layers else None
         self._region = compile_region(called, self._compile, dynamic=dynamic, recurrent=recurrent)
         self.records: list[CompileRecord] = []
-        self.trained_nothing = True
+        self.trained_nothing: bool = True
         self._gathered: set[str] = set()
 
     def __call__(self, inputs: Sequence[Any], lr: float, scale: float, kind: StepKind) -> tuple[Any, bool]:

@@ -98,12 +98,14 @@ class TrainingState:
         tied: Mapping[str, str] = {},
     ) -> None:
         self._tied = dict(tied)
-        self.weights = [_weight(name, one, rules[name], gathers) for name, one in parameters.items()]
-        self.by_name = {weight.name: weight for weight in self.weights}
+        self.weights: list[TrainedWeight] = [
+            _weight(name, one, rules[name], gathers) for name, one in parameters.items()
+        ]
+        self.by_name: dict[str, TrainedWeight] = {weight.name: weight for weight in self.weights}
         grouped: dict[Rule, list[TrainedWeight]] = {}
         for weight in self.weights:
             grouped.setdefault(rules[weight.name], []).append(weight)
-        self.groups = [UpdateGroup(rule, weights) for rule, weights in grouped.items()]
+        self.groups: list[UpdateGroup] = [UpdateGroup(rule, weights) for rule, weights in grouped.items()]
 
     def divide(self, own: Container[int]) -> None:
         """Keep the optimizer's state of those weights alone whose parameters' `id`s are given."""

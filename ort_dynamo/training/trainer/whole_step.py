@@ -188,7 +188,7 @@ class WholeStep:
         self._options = options
         self._kind = kind
         self._region = compile_region(called, self._compile, dynamic=None, whole=True, recurrent=recurrent)
-        self.has_begun = False
+        self.has_begun: bool = False
         self._lr = torch.zeros((), dtype=torch.float64)
         self._scale = torch.ones((), dtype=torch.float64)
         self._pending: tuple[list[TrainedWeight], list[Tensor]] = ([], [])

@@ -52,8 +52,8 @@ class LoadBalancingDistributedSampler(Sampler[int]):
     ) -> None:
         if (world_size is None or rank is None) and not distributed.is_available():
             raise RuntimeError("Requires distributed package to be available")
-        self.world_size = distributed.get_world_size() if world_size is None else world_size
-        self.rank = distributed.get_rank() if rank is None else rank
+        self.world_size: int = distributed.get_world_size() if world_size is None else world_size
+        self.rank: int = distributed.get_rank() if rank is None else rank
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"Invalid rank {rank}, rank should be in the interval [0, {self.world_size - 1}]")
         if not 0 <= random_level <= 1:
@@ -65,10 +65,10 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         self.seed = seed
         self.drop_last = drop_last
         self.random_level = random_level
-        self.epoch = 0
+        self.epoch: int = 0
         uneven = len(dataset) % self.world_size
-        self.num_samples = len(dataset) // self.world_size + (1 if uneven and not drop_last else 0)
-        self.total_size = self.num_samples * self.world_size
+        self.num_samples: int = len(dataset) // self.world_size + (1 if uneven and not drop_last else 0)
+        self.total_size: int = self.num_samples * self.world_size
         self._costs: _Indices | None = None
 
     def __iter__(self) -> Iterator[int]:
@@ -137,8 +137,8 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         self.sampler = sampler
         self.batch_fn = batch_fn
         self.drop_last = drop_last
-        self.world_size = sampler.world_size
-        self.rank = sampler.rank
+        self.world_size: int = sampler.world_size
+        self.rank: int = sampler.rank
         self.generate_batches()
 
     def generate_batches(self) -> None:
@@ -146,8 +146,8 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         deals = self.sampler.deals()
         made = [list(self.batch_fn([deal[rank] for deal in deals])) for rank in range(self.world_size)]
         lengths = [len(batches) for batches in made]
-        self.total_batch = min(lengths) if self.drop_last else max(lengths)
-        self.padded_batches = [self._repeated(batches) for batches in made]
+        self.total_batch: int = min(lengths) if self.drop_last else max(lengths)
+        self.padded_batches: list[list[list[int]]] = [self._repeated(batches) for batches in made]
 
     def _repeated(self, batches: list[list[int]]) -> list[list[int]]:
         times = math.ceil(self.total_batch / max(1, len(batches)))

@@ -94,8 +94,8 @@ class JointGraph:
         self.gm = gm
         nodes = list(gm.graph.nodes)
         last = max((i for i, node in enumerate(nodes) if _is_forward(node)), default=-1)
-        self.forward = tuple(n for n in nodes[: last + 1] if n.op == "call_function")
-        self.backward = tuple(n for n in nodes[last + 1 :] if n.op == "call_function")
+        self.forward: tuple[Node, ...] = tuple(n for n in nodes[: last + 1] if n.op == "call_function")
+        self.backward: tuple[Node, ...] = tuple(n for n in nodes[last + 1 :] if n.op == "call_function")
         self._forward = {node: index for index, node in enumerate(self.forward)}
 
     def is_forward(self, node: Node) -> bool:

@@ -144,5 +144,9 @@ def _reads_only(user: Node) -> bool:
 def _same_layout(over: Any, written: Any) -> bool:
     if not (isinstance(over, torch.Tensor) and isinstance(written, torch.Tensor)):
         return False
-    facts = [(one.dtype, one.device, tuple(one.shape), tuple(one.stride())) for one in (over, written)]
+    # A view of conjugates stays one when it is written over; operators such as view_as_real refuse it.
+    facts = [
+        (one.dtype, one.device, tuple(one.shape), tuple(one.stride()), one.is_conj(), one.is_neg())
+        for one in (over, written)
+    ]
     return facts[0] == facts[1]

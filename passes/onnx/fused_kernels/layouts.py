@@ -32,7 +32,9 @@ class SplitLoop(Exception):  # noqa: N818 - it asks for another try
 
     def __init__(self, loop: int, outer: Size, inner: Size) -> None:
         super().__init__(loop, outer, inner)
-        self.loop, self.outer, self.inner = loop, outer, inner
+        self.loop: int = loop
+        self.outer: Size = outer
+        self.inner: Size = inner
 
 
 def regrouped(loops: Sequence[Size], sequence: Sequence[int], shape: Sequence[Size]) -> Layout:

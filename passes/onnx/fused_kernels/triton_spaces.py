@@ -43,7 +43,9 @@ class Flat:
     """All loops as one index."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.count, self.per_program, self.num_warps = kernel.count, _ELEMENTS, 4
+        self.count: Size = kernel.count
+        self.per_program: int = _ELEMENTS
+        self.num_warps: int = 4
         self._kernel = kernel
 
     indent = ""

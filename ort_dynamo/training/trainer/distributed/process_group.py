@@ -93,7 +93,7 @@ class ZeroUpdate:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._zero = ZeroRedundancyOptimizer(parameters, _OwnUpdate)
-        self.own = {id(one) for group in self._zero.optim.param_groups for one in group["params"]}
+        self.own: set[int] = {id(one) for group in self._zero.optim.param_groups for one in group["params"]}
 
     def step(self, apply: _Apply = lambda: None) -> None:
         """Update this process's own parameters by `apply`; then all processes get all of them."""

@@ -84,7 +84,7 @@ class Stages:
         self.compiles: _Compile = lambda called: called
         self._count = len(cuts) + 1
         self._micro_batches = micro_batches
-        self.group = mesh["pipeline"].get_group()
+        self.group: distributed.ProcessGroup = mesh["pipeline"].get_group()
         self._stage = mesh["pipeline"].get_local_rank()
         self._device = next(iter(combined.parameters())).device
         self._pipes: dict[Any, Any] = {}

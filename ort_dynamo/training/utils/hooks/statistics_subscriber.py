@@ -58,8 +58,8 @@ class StatisticsSubscriber(SubscriberBase):
         self._folder = Path(output_dir)
         self._run_on_cpu = run_on_cpu
         self._bucket_size = bucket_size
-        self.states = RuntimeStates()
-        self.number = next(_numbers)
+        self.states: RuntimeStates = RuntimeStates()
+        self.number: int = next(_numbers)
         _subscribers[self.number] = self
         if self._folder.exists():
             if not override_output_dir:

@@ -30,7 +30,7 @@ class RuntimeStates:
     """The facts of the run that a subscriber gets; `global_states` has all of them."""
 
     def __init__(self) -> None:
-        self.global_states = _GlobalStates()
+        self.global_states: _GlobalStates = _GlobalStates()
 
 
 class SubscriberBase:

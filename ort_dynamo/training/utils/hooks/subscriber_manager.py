@@ -168,5 +168,5 @@ def _calls(
     return before, after
 
 
-GlobalSubscriberManager = SubscriberManager()
+GlobalSubscriberManager: SubscriberManager = SubscriberManager()
 """The one that `inspect_activation` asks."""

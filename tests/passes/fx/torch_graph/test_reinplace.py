@@ -340,6 +340,15 @@ def test_another_dtype_is_not_overwritten() -> None:
     assert_fx_untouched(Reinplace(), traced(lambda x: (x @ x) > 0, X))
 
 
+@pytest.mark.parametrize("view", [aten._conj.default, aten._neg_view.default], ids=str)
+def test_a_view_of_other_values_is_not_overwritten(view: Callable[[Tensor], Tensor]) -> None:
+    gm = traced(lambda x: view(x.sgn()).sin(), torch.complex(X, Y))
+    (copy,) = gm.graph.find_nodes(op="call_function", target=aten.clone.default)  # AOTAutograd traces none
+    copy.replace_all_uses_with(copy.all_input_nodes[0])
+    gm.graph.erase_node(copy)
+    assert_fx_untouched(Reinplace(), gm)
+
+
 def test_a_sessions_output_is_not_overwritten() -> None:
     gm = outer(lambda x: torch.relu(x @ x), X, islands=(aten.mm.default,))
     assert_fx_untouched(Reinplace(), gm)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from program_text import Program
 from torch import Tensor
 from torch._dynamo import guards
 
+from ort_dynamo.cache.disk import COUNTS
 from ort_dynamo.testing import patch_facts
 
 __all__ = ["MODES", "SETTINGS", "Baseline", "Case", "Difference", "baseline", "check", "differences"]
@@ -30,8 +33,13 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
     "onnxruntime": {"placement": "onnxruntime"},
     "budget": {"memory_budget": 0.5},
     "sections": {"placement": "onnxruntime", "backward_sections": 6},
+    "stored": {"placement": "onnxruntime"},
 }
-"""Name -> options of torch.compile; "sections" lowers the sizes from which a target cuts and recomputes, too."""
+"""Name -> options of torch.compile.
+
+"sections" also lowers the sizes from which a target cuts and recomputes. "stored" compiles again, from the cache on
+disk.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,8 +61,13 @@ class Noise:
     most: float
 
 
-NOISE = {False: Noise(1e-6, 20, 1e-6, 2**-24, 7e-4), True: Noise(2**-8, 5, 2**-9, 2**-9, 0.3)}
-"""Tolerances of a program, by whether it uses autocast."""
+NOISE = {
+    "float64": Noise(1e-14, 20, 1e-14, 2**-53, 1e-9),
+    "float32": Noise(1e-6, 20, 1e-6, 2**-24, 7e-4),
+    "float16": Noise(2**-11, 5, 2**-12, 2**-12, 0.1),
+    "bfloat16": Noise(2**-8, 5, 2**-9, 2**-9, 0.3),
+}
+"""Tolerances of a program, by the least precise dtype that it computes in."""
 
 _ROUNDED_RUNS = 3
 
@@ -64,17 +77,27 @@ LEAST = 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """A program, and how it is run."""
+    """A program, and how it is run.
+
+    Attributes:
+        mode: one of `MODES`.
+        setting: a key of `SETTINGS`.
+        batches: the batch size of each call; by default those of the mode.
+    """
 
     program: Program
     mode: str
     setting: str = "default"
+    batches: tuple[int, ...] = ()
 
     def observe(self, **given: Any) -> Observed:
-        return observe(self.program, BATCHES[self.mode], gradients=self.mode != "inference", **given)
+        batches = self.batches or BATCHES[self.mode]
+        return observe(self.program, batches, gradients=self.mode != "inference", **given)
 
     def text(self) -> str:
-        return f"# {self.mode}, setting {self.setting} {dict(SETTINGS[self.setting])}\n{self.program.source()}"
+        batches = " ".join(str(batch) for batch in self.batches or BATCHES[self.mode])
+        header = f"# mode {self.mode}, setting {self.setting}, batches {batches}, dtype {self.program.dtype}"
+        return f"{header}\n{self.program.source()}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +117,7 @@ class Baseline:
     """The reference of a program: its runs in eager.
 
     Attributes:
-        eager: its run in float32.
+        eager: its run in its own dtype.
         exact: its run in float64.
         limits: name of a tensor -> the largest error it may have.
         conditioned: whether no tensor is as sensitive to rounding as to make a comparison meaningless.
@@ -107,12 +130,12 @@ class Baseline:
 
 
 def baseline(case: Case) -> Baseline:
-    """Run a program in eager: in float32, in float64, and in float64 with noise of two kinds.
+    """Run a program in eager: in its own dtype, in float64, and in float64 with noise of two kinds.
 
     Eager's error alone is no measure: it is zero by luck where its kernels happen to cancel exactly. So a tensor's is
     the largest of all calls, and operators that round otherwise tell how far correct implementations may be apart.
     """
-    noise = NOISE[case.program.uses_autocast]
+    noise = NOISE[case.program.precision]
     eager = case.observe()
     exact = case.observe(dtype=torch.float64)
     others = [case.observe(dtype=torch.float64, shaken=noise.shaken)]
@@ -179,13 +202,37 @@ def check(case: Case, compile_: Compile | None = None, known: Baseline | None = 
     known = known or baseline(case)
     if not known.conditioned:
         return "unclear", []
-    found = [*differences(_compiled(case, compile_ or _ort_train(case)), known)]
+    compare = _compare_stored if case.setting == "stored" and compile_ is None else _compare
+    found = compare(case, compile_ or _ort_train(case), known)
     if not found:
         return "ok", []
-    torchs = [*differences(_compiled(case, _backend("aot_eager", case)), known)]
+    torchs = _compare(case, _backend("aot_eager", case), known)
     same = {(one.kind, one.name) for one in torchs}
     own = [one for one in found if (one.kind, one.name) not in same]
     return ("wrong", own) if own else ("torch", found)
+
+
+def _compare(case: Case, compile_: Compile, known: Baseline) -> list[Difference]:
+    return [*differences(_compiled(case, compile_), known)]
+
+
+def _compare_stored(case: Case, _: Compile, known: Baseline) -> list[Difference]:
+    """Compile twice with one folder: the second run reads every graph, and has the same bits."""
+    with tempfile.TemporaryDirectory() as folder:
+        compile_ = _backend("ort_train", case, options={**SETTINGS[case.setting], "cache": folder})
+        first = _compiled(case, compile_)
+        before = Counter(COUNTS)
+        second = _compiled(case, compile_)
+    found = [*differences(second, known)]
+    missed = {reason: count for reason, count in (COUNTS - before).items() if reason != "hit"}
+    if missed:
+        found.append(Difference("built again", "cache", str(missed)))
+    for name, value in second.tensors.items():
+        if not torch.equal(value.nan_to_num(), first.tensors[name].nan_to_num()):
+            found.append(
+                Difference("other bits from the cache", name, f"off by {_distance(value, first.tensors[name])}")
+            )
+    return found
 
 
 def _compiled(case: Case, compile_: Compile) -> Observed:

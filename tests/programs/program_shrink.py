@@ -11,6 +11,11 @@ from program_text import Line, Program
 
 __all__ = ["shrink"]
 
+_PLAIN = {"after": "", "channels_last": False, "training": False, "backward": "once", "dtype": "float32"}
+
+_TIED_OR_FROZEN = re.compile(r"^(?:tied\()?(nn\..*?)(?:, self\.p\d+\)|\.requires_grad_\(False\))$")
+"""A part that shares a weight or is frozen, and in it the plain one."""
+
 
 def shrink(case: Case, kind: str, tries: int = 80) -> Case:
     """Return the smallest case found whose gravest difference is of the same kind.
@@ -68,7 +73,13 @@ def _smaller(case: Case) -> Iterator[Case]:
         yield _with(case, body=freed)
     if case.setting != "default":
         yield replace(case, setting="default")
-    for plain in ({"after": ""}, {"channels_last": False}, {"loss": "sum"}, {"training": False}):
+    if case.batches:
+        yield replace(case, batches=case.batches[:-1])
+    for name, text in program.parts.items():
+        simple = _TIED_OR_FROZEN.sub(r"\1", text)
+        if simple != text:
+            yield _with(case, parts={**program.parts, name: simple})
+    for plain in (*({name: value} for name, value in _PLAIN.items()), {"loss": "sum"}):
         if any(getattr(program, name) != value for name, value in plain.items()):
             yield _with(case, **plain)
     for index, given in enumerate(program.inputs):

@@ -232,8 +232,8 @@ DEFECTS = (
     Defect(
         "expand_to_nothing",
         ALL,
-        "The optimizer takes an Expand to a constant size 0 for one to size 1, and removes it if no other size changes: "
-        "the result has elements.",
+        "The optimizer takes an Expand to the constant size 0 for one to size 1, and removes it if no other size "
+        "changes: the result has elements.",
         ("lowering/recipes/empty_expand.py",),
         everywhere=True,
     ),

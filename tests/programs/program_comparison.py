@@ -34,11 +34,12 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
     "budget": {"memory_budget": 0.5},
     "sections": {"placement": "onnxruntime", "backward_sections": 6},
     "stored": {"placement": "onnxruntime"},
+    "traced": {"placement": "onnxruntime", "debug": {"trace_cache": True}},
 }
 """Name -> options of torch.compile.
 
 "sections" also lowers the sizes from which a target cuts and recomputes. "stored" compiles again, from the cache on
-disk.
+disk, and "traced" also from torch's.
 """
 
 
@@ -202,7 +203,7 @@ def check(case: Case, compile_: Compile | None = None, known: Baseline | None = 
     known = known or baseline(case)
     if not known.conditioned:
         return "unclear", []
-    compare = _compare_stored if case.setting == "stored" and compile_ is None else _compare
+    compare = _compare_stored if case.setting in ("stored", "traced") and compile_ is None else _compare
     found = compare(case, compile_ or _ort_train(case), known)
     if not found:
         return "ok", []
@@ -218,8 +219,9 @@ def _compare(case: Case, compile_: Compile, known: Baseline) -> list[Difference]
 
 def _compare_stored(case: Case, _: Compile, known: Baseline) -> list[Difference]:
     """Compile twice with one folder: the second run reads every graph, and has the same bits."""
-    with tempfile.TemporaryDirectory() as folder:
-        compile_ = _backend("ort_train", case, options={**SETTINGS[case.setting], "cache": folder})
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{folder}/torch")
+        compile_ = _backend("ort_train", case, options={**SETTINGS[case.setting], "cache": f"{folder}/graphs"})
         first = _compiled(case, compile_)
         before = Counter(COUNTS)
         second = _compiled(case, compile_)

@@ -65,7 +65,7 @@ def write_case(seed: int, mode: str, setting: str | None = None) -> tuple[Case, 
         setting: a key of `SETTINGS`; by default the seed chooses.
     """
     choose = random.Random(f"{mode} {seed}")
-    chosen = choose.choices([*SETTINGS], (6, 2, 1, 1, 1))[0]
+    chosen = choose.choices([*SETTINGS], (6, 2, 1, 1, 1, 1))[0]
     setting = setting or chosen
     batches = choose.choices(_BATCHES, (12, 1, 1, 1, 1, 1))[0]
     while True:

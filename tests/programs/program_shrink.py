@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from program_comparison import Case, check
-from program_text import Line, Program
+from program_text import Line
 
 __all__ = ["shrink"]
 
@@ -62,7 +62,7 @@ def _smaller(case: Case) -> Iterator[Case]:
         rest = (*program.results[:index], *program.results[index + 1 :])
         if rest:
             yield _with(case, results=rest)
-    unread = _without_unread(program)
+    unread = program.without_unread()
     if unread != program:
         yield replace(case, program=unread.pruned())
     for index in reversed(range(len(program.body))):
@@ -94,16 +94,6 @@ def _smaller(case: Case) -> Iterator[Case]:
 
 def _with(case: Case, **changed: object) -> Case:
     return replace(case, program=replace(case.program, **changed).pruned())  # type: ignore[arg-type]
-
-
-def _without_unread(program: Program) -> Program:
-    """Drop the lines that make values which nothing reads; a write reads."""
-    body = list(program.body)
-    for line in reversed(program.body):
-        later = {name for other in body if other is not line for name in other.reads()} | set(program.results)
-        if line.made and not later & set(line.made):
-            body.remove(line)
-    return replace(program, body=tuple(body))
 
 
 def _bypassed(case: Case, index: int) -> Iterator[Case]:

@@ -133,6 +133,21 @@ class Program:
         """The least precise dtype that a line computes in: its name."""
         return least_precise(self.source(), self.dtype)
 
+    @property
+    def draws(self) -> bool:
+        """Whether a line may draw random numbers."""
+        texts = [line.text for line in self.body] + [text for text in self.parts.values() if "Parameter" not in text]
+        return any(word in text for text in texts for word in ("rand", "dropout", "bernoulli", "Transformer"))
+
+    def without_unread(self) -> Program:
+        """Return the program without the lines that make values which nothing reads; a write reads."""
+        body = list(self.body)
+        for line in reversed(self.body):
+            later = {name for other in body if other is not line for name in other.reads()} | set(self.results)
+            if line.made and not later & set(line.made):
+                body.remove(line)
+        return replace(self, body=tuple(body))
+
     def pruned(self) -> Program:
         """Return the program without the parts and arguments that nothing names."""
         lines = [line.text for line in self.body]

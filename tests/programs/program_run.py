@@ -88,6 +88,7 @@ def _observe(
     noise = torch.Generator().manual_seed(99)
     module = _make(scope["make"], dtype, shaken, noise)
     run = compile_(module)
+    kept: dict[str, Tensor] = {}
     for call, batch in enumerate(batches):
         stage[0] = "forward"
         torch.manual_seed(call)
@@ -109,7 +110,13 @@ def _observe(
             if isinstance(total, Tensor) and total.requires_grad:
                 scope["backward"](total)
         _note_what_is_left(f"call {call}: ", results, leaves, arguments, module, before, observed)
+        kept |= {f"call {call}: result {index}": result for index, result in enumerate(results)}
+        kept |= {
+            f"call {call}: gradient of input {i}": leaf.grad for i, leaf in enumerate(leaves) if leaf.grad is not None
+        }
         module.zero_grad(set_to_none=True)
+    for name, tensor in kept.items():
+        observed.tensors[f"{name} after all calls"] = tensor.detach().clone()
 
 
 def _note_results(

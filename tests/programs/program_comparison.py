@@ -168,11 +168,10 @@ def baseline(case: Case) -> Baseline:
 def differences(ours: Observed, known: Baseline) -> Iterator[Difference]:
     """Yield the differences of a run from eager, the most serious first."""
     eager = known.eager
-    if ours.raised or eager.raised:
-        if not _raised_alike(ours.raised, eager.raised):
-            kind = _error_kind(ours.raised) if ours.raised else f"no error in the {eager.raised.stage}"  # type: ignore[union-attr]
-            yield Difference(kind, "error", f"{ours.raised or 'nothing'}, eager: {eager.raised or 'nothing'}")
-            return
+    if (ours.raised or eager.raised) and not _raised_alike(ours.raised, eager.raised):
+        kind = _error_kind(ours.raised) if ours.raised else f"no error in the {eager.raised.stage}"  # type: ignore[union-attr]
+        yield Difference(kind, "error", f"{ours.raised or 'nothing'}, eager: {eager.raised or 'nothing'}")
+        return
     for name, limit in known.limits.items():
         exact, mine = known.exact.tensors[name], ours.tensors.get(name)
         if mine is None or mine.shape != exact.shape:

@@ -142,6 +142,17 @@ def test_a_fault_that_is_not_torchs_is_wrong() -> None:
     assert found[0].kind == kind
 
 
+def test_zeros_for_no_gradient_are_wrong_where_aot_eager_has_none() -> None:
+    program = Program(
+        inputs=(Input("x0", (None, 3)), Input("x1", (None, 3))),
+        body=(Line("v0 = x0.detach() * 2", ("v0",)), Line("v1 = x1.cos()", ("v1",))),
+        results=("v0", "v1"),
+    )
+    zeros = _with_fault(lambda module, arguments, results: [results[0], results[1] + 0 * arguments[0].sum()])
+    state, found = check(Case(program, "training"), zeros)
+    assert (state, {one.kind for one in found}) == ("wrong", {"zeros for no gradient"})
+
+
 def test_an_error_of_eager_that_does_not_come_is_found() -> None:
     program = Program(
         PROGRAM.inputs[:1], body=(Line("v0 = x0.exp()", ("v0",)),), results=("v0",), after="results[0].mul_(2)"

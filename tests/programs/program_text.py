@@ -135,7 +135,7 @@ class Program:
 
     @property
     def draws(self) -> bool:
-        """Whether a line may draw random numbers."""
+        """Check whether a line may draw random numbers."""
         texts = [line.text for line in self.body] + [text for text in self.parts.values() if "Parameter" not in text]
         return any(word in text for text in texts for word in ("rand", "dropout", "bernoulli", "Transformer"))
 

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.graph.marks import FOR_KERNEL, FX_NODE, READS_ROUNDED
 from ort_dynamo.lowering.op_builder import GraphBuilder
+from ort_dynamo.lowering.recipes.empty_expand import emptying
 from ort_dynamo.lowering.recipes.int64_order import ordering
 from ort_dynamo.lowering.recipes.integer_pad import padding
 from ort_dynamo.targets.target import OPSET, Target
@@ -133,6 +134,8 @@ class LoweringBuilder(GraphBuilder):
             return instead(self.op, inputs)
         if (padded := padding(self.target, op_type, domain, inputs, attributes)) is not None:
             return padded(self.op, inputs)
+        if (emptied := emptying(op_type, domain, inputs)) is not None:
+            return emptied(self.op, inputs)
         bound = _bind(op_type, schema, inputs)
         substitute = self._substitutes(op_type, domain, bound)
         if not substitute:

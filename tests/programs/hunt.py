@@ -35,19 +35,28 @@ class Findings:
     counts: Counter[str] = field(default_factory=Counter)
     alike: Counter[str] = field(default_factory=Counter)  # kinds of difference that aot_eager has, too
     failed: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    runs: Counter[str] = field(default_factory=Counter)  # by mode and setting
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, found: dict[str, Any]) -> None:
         with self.lock:
             self.counts[found["state"]] += 1
+            self.runs[f"{found['mode']}, {found['setting']}"] += 1
             if found["state"] == "torch":
                 self.alike[found["kind"]] += 1
             elif found["state"] in ("wrong", "crash"):
                 self.failed[found["kind"]].append(found)
                 print(f"{found['mode']} {found['seed']} {found['setting']}: {found['said']}", flush=True)
 
+    def keep(self, folder: Path) -> None:
+        from program_kept import keep
+
+        for kind, found in self.failed.items():
+            keep(min((one["text"] for one in found), key=len), kind, folder)
+
     def report(self) -> Iterator[str]:
         yield " ".join(f"{state}: {count}" for state, count in self.counts.most_common())
+        yield ", ".join(f"{count} {run}" for run, count in sorted(self.runs.items()))
         yield from (f"torch's own: {count} of {kind}" for kind, count in self.alike.most_common())
         for kind, found in sorted(self.failed.items(), key=lambda item: -len(item[1])):
             seeds = ", ".join(f"{one['mode']} {one['seed']}" for one in found)
@@ -63,6 +72,7 @@ def main() -> int:
     parser.add_argument("--setting", help="of all programs; by default each seed chooses one")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--out", type=Path, help="a file for the report, too")
+    parser.add_argument("--keep", type=Path, help="a folder for the smallest program of each kind: tests/programs/kept")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     first, last = (int(seed) for seed in given.seeds.split(":"))
@@ -79,6 +89,8 @@ def main() -> int:
     print(report)
     if given.out:
         given.out.write_text(report + "\n", encoding="utf-8")
+    if given.keep:
+        findings.keep(given.keep)
     return 1 if findings.failed else 0
 
 
@@ -87,7 +99,7 @@ def _hunt(mode: str, seeds: Sequence[int], setting: str | None, findings: Findin
     while seeds:
         command = [sys.executable, __file__, "--worker", "--mode", mode, "--seeds", f"{seeds[0]}:{seeds[-1] + 1}"]
         command += ["--setting", setting] if setting else []
-        last: dict[str, Any] = {"state": "begun", "seed": seeds[0], "setting": setting, "text": ""}
+        last: dict[str, Any] = {"state": "begun", "seed": seeds[0], "mode": mode, "setting": setting, "text": ""}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():
                 last = json.loads(line)
@@ -119,7 +131,8 @@ def _work(mode: str, seeds: Sequence[int], setting: str | None) -> None:
     logging.disable(logging.WARNING)
     shrunk: Counter[str] = Counter()
     for seed in seeds:
-        print(json.dumps({"seed": seed, "state": "begun", "setting": setting, "text": ""}), file=out, flush=True)
+        begun = {"seed": seed, "state": "begun", "mode": mode, "setting": setting, "text": ""}
+        print(json.dumps(begun), file=out, flush=True)
         case, known = write_case(seed, mode, setting)
         ended = {"seed": seed, "state": "running", "mode": mode, "setting": case.setting, "text": case.text()}
         print(json.dumps(ended), file=out, flush=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from program_text import Program
 from torch import Tensor
 from torch._dynamo import guards
 
+from ort_dynamo.cache.disk import COUNTS
 from ort_dynamo.testing import patch_facts
 
 __all__ = ["MODES", "SETTINGS", "Baseline", "Case", "Difference", "baseline", "check", "differences"]
@@ -30,8 +33,14 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
     "onnxruntime": {"placement": "onnxruntime"},
     "budget": {"memory_budget": 0.5},
     "sections": {"placement": "onnxruntime", "backward_sections": 6},
+    "stored": {"placement": "onnxruntime"},
+    "traced": {"placement": "onnxruntime", "debug": {"trace_cache": True}},
 }
-"""Name -> options of torch.compile; "sections" lowers the sizes from which a target cuts and recomputes, too."""
+"""Name -> options of torch.compile.
+
+"sections" also lowers the sizes from which a target cuts and recomputes. "stored" compiles again, from the cache on
+disk, and "traced" also from torch's.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,10 +62,17 @@ class Noise:
     most: float
 
 
-NOISE = {False: Noise(1e-6, 20, 1e-6, 2**-24, 7e-4), True: Noise(2**-8, 5, 2**-9, 2**-9, 0.3)}
-"""Tolerances of a program, by whether it uses autocast."""
+NOISE = {
+    "float64": Noise(1e-14, 20, 1e-14, 2**-53, 1e-9),
+    "float32": Noise(1e-6, 20, 1e-6, 2**-24, 7e-4),
+    "float16": Noise(2**-11, 5, 2**-12, 2**-12, 0.1),
+    "bfloat16": Noise(2**-8, 5, 2**-9, 2**-9, 0.3),
+}
+"""Tolerances of a program, by the least precise dtype that it computes in."""
 
 _ROUNDED_RUNS = 3
+
+_ZEROS = "zeros for no gradient"
 
 LEAST = 0.1
 """A gradient that is zero in exact arithmetic has rounding errors of the size of the others'."""
@@ -64,17 +80,27 @@ LEAST = 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """A program, and how it is run."""
+    """A program, and how it is run.
+
+    Attributes:
+        mode: one of `MODES`.
+        setting: a key of `SETTINGS`.
+        batches: the batch size of each call; by default those of the mode.
+    """
 
     program: Program
     mode: str
     setting: str = "default"
+    batches: tuple[int, ...] = ()
 
     def observe(self, **given: Any) -> Observed:
-        return observe(self.program, BATCHES[self.mode], gradients=self.mode != "inference", **given)
+        batches = self.batches or BATCHES[self.mode]
+        return observe(self.program, batches, gradients=self.mode != "inference", **given)
 
     def text(self) -> str:
-        return f"# {self.mode}, setting {self.setting} {dict(SETTINGS[self.setting])}\n{self.program.source()}"
+        batches = " ".join(str(batch) for batch in self.batches or BATCHES[self.mode])
+        header = f"# mode {self.mode}, setting {self.setting}, batches {batches}, dtype {self.program.dtype}"
+        return f"{header}\n{self.program.source()}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +120,7 @@ class Baseline:
     """The reference of a program: its runs in eager.
 
     Attributes:
-        eager: its run in float32.
+        eager: its run in its own dtype.
         exact: its run in float64.
         limits: name of a tensor -> the largest error it may have.
         conditioned: whether no tensor is as sensitive to rounding as to make a comparison meaningless.
@@ -107,29 +133,33 @@ class Baseline:
 
 
 def baseline(case: Case) -> Baseline:
-    """Run a program in eager: in float32, in float64, and in float64 with noise of two kinds.
+    """Run a program in eager: in its own dtype, in float64, and in float64 with noise of two kinds.
 
     Eager's error alone is no measure: it is zero by luck where its kernels happen to cancel exactly. So a tensor's is
     the largest of all calls, and operators that round otherwise tell how far correct implementations may be apart.
     """
-    noise = NOISE[case.program.uses_autocast]
+    noise = NOISE[case.program.precision]
     eager = case.observe()
     exact = case.observe(dtype=torch.float64)
     others = [case.observe(dtype=torch.float64, shaken=noise.shaken)]
     for seed in range(_ROUNDED_RUNS):
         with Rounded(noise.rounded, seed):
             others.append(case.observe(dtype=torch.float64))
-    if any(run.raised for run in (eager, exact, *others)):
-        return Baseline(eager, exact, {}, eager.raised is not None)
-    largest = {name: _largest(value) for name, value in exact.tensors.items()}
+    if not eager.raised and any(run.raised for run in (exact, *others)):
+        return Baseline(eager, exact, {}, False)
+    # Until eager raises; a run in float64 may go on.
+    common = {
+        name: value for name, value in exact.tensors.items() if all(name in run.tensors for run in (eager, *others))
+    }
+    largest = {name: _largest(value) for name, value in common.items()}
     scales = {name: max(largest[name], LEAST * _largest_of_kind(largest, name)) for name in largest}
     errors: dict[str, float] = {}  # relative
     limits: dict[str, float] = {}
     conditioned = True
-    for name, value in exact.tensors.items():
+    for name, value in common.items():
         error = _distance(eager.tensors[name], value) / (scales[name] or 1)
         errors[_subject(name)] = _worst(error, errors.get(_subject(name), noise.floor))
-    for name, value in exact.tensors.items():
+    for name, value in common.items():
         error = errors[_subject(name)] * scales[name]
         moved = _worst(*(_distance(other.tensors[name], value) for other in others))
         limits[name] = noise.times * error + 2 * moved
@@ -140,16 +170,15 @@ def baseline(case: Case) -> Baseline:
 def differences(ours: Observed, known: Baseline) -> Iterator[Difference]:
     """Yield the differences of a run from eager, the most serious first."""
     eager = known.eager
-    if ours.raised or eager.raised:
-        if not _raised_alike(ours.raised, eager.raised):
-            kind = _error_kind(ours.raised) if ours.raised else f"no error in the {eager.raised.stage}"  # type: ignore[union-attr]
-            yield Difference(kind, "error", f"{ours.raised or 'nothing'}, eager: {eager.raised or 'nothing'}")
+    if (ours.raised or eager.raised) and not _raised_alike(ours.raised, eager.raised):
+        kind = _error_kind(ours.raised) if ours.raised else f"no error in the {eager.raised.stage}"  # type: ignore[union-attr]
+        yield Difference(kind, "error", f"{ours.raised or 'nothing'}, eager: {eager.raised or 'nothing'}")
         return
-    for name, exact in known.exact.tensors.items():
-        mine = ours.tensors.get(name)
+    for name, limit in known.limits.items():
+        exact, mine = known.exact.tensors[name], ours.tensors.get(name)
         if mine is None or mine.shape != exact.shape:
             continue  # a fact
-        error, limit = _distance(mine, exact), known.limits[name]
+        error = _distance(mine, exact)
         if not error <= limit:
             yield Difference(
                 f"wrong {_kind(name)}",
@@ -161,8 +190,13 @@ def differences(ours: Observed, known: Baseline) -> Iterator[Difference]:
         mine, theirs = ours.facts.get(name, "nothing"), eager.facts.get(name, "nothing")
         if name.endswith("_is_view") and not mine:
             continue  # more may be done with a tensor that is no view
+        subject, _, fact = name.partition(", ")
+        is_extra = ours.facts.get(f"{subject}, exists") and not eager.facts.get(f"{subject}, exists", True)
+        if is_extra and fact != "exists":
+            continue  # that it exists says it
         if mine != theirs:
-            yield Difference(_fact_kind(name), name, f"{mine}, eager: {theirs}")
+            kind = _fact_kind(name) if not is_extra or ours.tensors[subject].any() else _ZEROS
+            yield Difference(kind, name, f"{mine}, eager: {theirs}")
 
 
 def check(case: Case, compile_: Compile | None = None, known: Baseline | None = None) -> tuple[str, list[Difference]]:
@@ -179,13 +213,40 @@ def check(case: Case, compile_: Compile | None = None, known: Baseline | None = 
     known = known or baseline(case)
     if not known.conditioned:
         return "unclear", []
-    found = [*differences(_compiled(case, compile_ or _ort_train(case)), known)]
+    compare = _compare_stored if case.setting in ("stored", "traced") and compile_ is None else _compare
+    found = compare(case, compile_ or _ort_train(case), known)
     if not found:
         return "ok", []
-    torchs = [*differences(_compiled(case, _backend("aot_eager", case)), known)]
+    torchs = _compare(case, _backend("aot_eager", case), known)
     same = {(one.kind, one.name) for one in torchs}
     own = [one for one in found if (one.kind, one.name) not in same]
+    if any(one.name == "error" for one in torchs):
+        own = [one for one in own if one.kind != _ZEROS]  # AOTAutograd's, where that backend comes so far
     return ("wrong", own) if own else ("torch", found)
+
+
+def _compare(case: Case, compile_: Compile, known: Baseline) -> list[Difference]:
+    return [*differences(_compiled(case, compile_), known)]
+
+
+def _compare_stored(case: Case, _: Compile, known: Baseline) -> list[Difference]:
+    """Compile twice with one folder: the second run reads every graph, and has the same bits."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{folder}/torch")
+        compile_ = _backend("ort_train", case, options={**SETTINGS[case.setting], "cache": f"{folder}/graphs"})
+        first = _compiled(case, compile_)
+        before = Counter(COUNTS)
+        second = _compiled(case, compile_)
+    found = [*differences(second, known)]
+    missed = {reason: count for reason, count in (COUNTS - before).items() if reason != "hit"}
+    if missed:
+        found.append(Difference("built again", "cache", str(missed)))
+    for name, value in second.tensors.items():
+        if not torch.equal(value.nan_to_num(), first.tensors[name].nan_to_num()):
+            found.append(
+                Difference("other bits from the cache", name, f"off by {_distance(value, first.tensors[name])}")
+            )
+    return found
 
 
 def _compiled(case: Case, compile_: Compile) -> Observed:

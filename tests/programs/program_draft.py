@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-__all__ = ["INGREDIENTS", "Draft", "Ingredient", "ingredient"]
+__all__ = ["INGREDIENTS", "Draft", "Ingredient", "Row", "call", "ingredient"]
 
 T = TypeVar("T")
+
+_TIED = ("nn.Linear", "nn.Conv", "nn.Embedding")
+"""The layers that may share a weight."""
 
 
 class Draft:
@@ -21,21 +25,35 @@ class Draft:
         parts: attributes of the module that the line adds: name -> text.
     """
 
-    def __init__(self, choose: random.Random, values: Mapping[str, Tensor], number_of_parts: int) -> None:
+    def __init__(self, choose: random.Random, values: Mapping[str, Tensor], parts: Mapping[str, str]) -> None:
         self.choose = choose
         self.values = values
         self.parts: dict[str, str] = {}
-        self._number = number_of_parts
+        self._before = parts
 
     def pick(self, options: Sequence[T]) -> T:
         return self.choose.choice(options)
+
+    def weighted(self, rows: Sequence[Row]) -> Row:
+        return self.choose.choices(rows, [row.weight for row in rows])[0]
 
     def chance(self, probability: float) -> bool:
         return self.choose.random() < probability
 
     def part(self, text: str) -> str:
-        """Add an attribute to the module, and return its text in `forward`."""
-        name = f"p{self._number + len(self.parts)}"
+        """Add an attribute to the module, and return its text in `forward`.
+
+        An equal layer may be used again, or share its weight; and parameters may be frozen.
+        """
+        equal = [name for name, other in self._before.items() if other == text]
+        if equal and self.chance(0.5):
+            shared = f"self.{self.pick(equal)}"
+            if not text.startswith(_TIED) or self.chance(0.5):
+                return shared
+            text = f"tied({text}, {shared})"
+        elif text.startswith("nn.") and "nn.Buffer" not in text and self.chance(0.07):
+            text += ".requires_grad_(False)"
+        name = f"p{len(self._before) + len(self.parts)}"
         self.parts[name] = text
         return f"self.{name}"
 
@@ -46,8 +64,9 @@ class Draft:
         return names[-1 - min(int(self.choose.expovariate(0.7)), len(names) - 1)]
 
     def other(self, name: str, fits: Callable[[Tensor], bool]) -> str | None:
-        """Pick another value; None where none fits."""
-        names = [other for other, value in self.values.items() if other != name and fits(value)]
+        """Pick another floating-point value; None where none fits."""
+        floats = ((other, value) for other, value in self.values.items() if value.is_floating_point())
+        names = [other for other, value in floats if other != name and fits(value)]
         return self.recent(names) if names else None
 
     def alike(self, name: str, shape: Iterable[int]) -> str | None:
@@ -58,13 +77,26 @@ class Draft:
 Ingredient = Callable[[Draft, str, Tensor], "str | tuple[str, int] | None"]
 """Takes a value by its name; returns an expression, one of several values with their number, or None for no fit."""
 
-INGREDIENTS: list[tuple[float, frozenset[int], Ingredient]] = []
-"""Weight, the ranks of tensors it takes, and the ingredient."""
+
+@dataclass(frozen=True)
+class Row:
+    """An ingredient, its weight, and the tensors that it takes: of these ranks, of integers or of floats."""
+
+    weight: float
+    ranks: frozenset[int]
+    integers: bool
+    write: Ingredient
+
+    def takes(self, value: Tensor) -> bool:
+        return value.dim() in self.ranks and value.is_floating_point() != self.integers
 
 
-def ingredient(weight: float, *ranks: int) -> Callable[[Ingredient], Ingredient]:
+INGREDIENTS: list[Row] = []
+
+
+def ingredient(weight: float, *ranks: int, integers: bool = False) -> Callable[[Ingredient], Ingredient]:
     def register(function: Ingredient) -> Ingredient:
-        INGREDIENTS.append((weight, frozenset(ranks or range(1, 6)), function))
+        INGREDIENTS.append(Row(weight, frozenset(ranks or range(1, 6)), integers, function))
         return function
 
     return register

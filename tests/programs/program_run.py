@@ -44,7 +44,7 @@ def observe(
     *,
     gradients: bool,
     compile_: Compile = lambda module: module,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     shaken: float = 0.0,
     everything: bool = False,
 ) -> Observed:
@@ -54,7 +54,7 @@ def observe(
         batches: the batch size of each call.
         gradients: run the backward, too; otherwise the calls are under no_grad.
         compile_: makes the callable from the module.
-        dtype: of parameters, buffers and inputs; their values are the same for each.
+        dtype: of parameters, buffers and inputs instead of the program's; their values are the same for each.
         shaken: the relative size of noise on all of them.
         everything: end after the first forward, and observe all values by their names in the text.
 
@@ -63,6 +63,7 @@ def observe(
     """
     observed = Observed()
     stage = ["forward"]
+    dtype = dtype or getattr(torch, program.dtype)
     with _quiet(), _default_dtype(dtype):
         try:
             _observe(program, batches, gradients, compile_, dtype, shaken, observed, stage, everything)
@@ -83,13 +84,11 @@ def _observe(
     everything: bool,
 ) -> None:
     scope: dict[str, Any] = {}
-    source = program.source()
-    if everything:
-        source = source.replace("        return ", "        return locals(), ", 1)
-    exec(PREAMBLE + source, scope)
+    exec(PREAMBLE + program.source(everything), scope)
     noise = torch.Generator().manual_seed(99)
     module = _make(scope["make"], dtype, shaken, noise)
     run = compile_(module)
+    kept: dict[str, Tensor] = {}
     for call, batch in enumerate(batches):
         stage[0] = "forward"
         torch.manual_seed(call)
@@ -109,9 +108,15 @@ def _observe(
             stage[0] = "backward"
             total = scope["loss"](results)
             if isinstance(total, Tensor) and total.requires_grad:
-                total.backward()
+                scope["backward"](total)
         _note_final_state(f"call {call}: ", results, leaves, arguments, module, before, observed)
+        kept |= {f"call {call}: result {index}": result for index, result in enumerate(results)}
+        kept |= {
+            f"call {call}: gradient of input {i}": leaf.grad for i, leaf in enumerate(leaves) if leaf.grad is not None
+        }
         module.zero_grad(set_to_none=True)
+    for name, tensor in kept.items():
+        observed.tensors[f"{name} after all calls"] = tensor.detach().clone()
 
 
 def _note_results(
@@ -202,7 +207,7 @@ def _in_float32(inputs: Callable[[int], Sequence[Tensor]], batch: int) -> Sequen
 
 
 def _converted(leaf: Tensor, dtype: torch.dtype, shaken: float, noise: torch.Generator) -> Tensor:
-    if dtype is leaf.dtype and not shaken:
+    if not leaf.is_floating_point() or (dtype is leaf.dtype and not shaken):
         return leaf
     return _shake(leaf.detach().to(dtype), shaken, noise).requires_grad_(leaf.requires_grad)
 

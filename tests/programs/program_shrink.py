@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from program_comparison import Case, check
-from program_text import Line, Program
+from program_text import Line
 
 __all__ = ["shrink"]
+
+_PLAIN = {"after": "", "channels_last": False, "training": False, "backward": "once", "dtype": "float32"}
+
+_TIED_OR_FROZEN = re.compile(r"^(?:tied\()?(nn\..*?)(?:, self\.p\d+\)|\.requires_grad_\(False\))$")
+"""A part that shares a weight or is frozen, and in it the plain one."""
 
 
 def shrink(case: Case, kind: str, tries: int = 80) -> Case:
@@ -57,7 +62,7 @@ def _smaller(case: Case) -> Iterator[Case]:
         rest = (*program.results[:index], *program.results[index + 1 :])
         if rest:
             yield _with(case, results=rest)
-    unread = _without_unread(program)
+    unread = program.without_unread()
     if unread != program:
         yield replace(case, program=unread.pruned())
     for index in reversed(range(len(program.body))):
@@ -68,7 +73,13 @@ def _smaller(case: Case) -> Iterator[Case]:
         yield _with(case, body=freed)
     if case.setting != "default":
         yield replace(case, setting="default")
-    for plain in ({"after": ""}, {"channels_last": False}, {"loss": "sum"}, {"training": False}):
+    if case.batches:
+        yield replace(case, batches=case.batches[:-1])
+    for name, text in program.parts.items():
+        simple = _TIED_OR_FROZEN.sub(r"\1", text)
+        if simple != text:
+            yield _with(case, parts={**program.parts, name: simple})
+    for plain in (*({name: value} for name, value in _PLAIN.items()), {"loss": "sum"}):
         if any(getattr(program, name) != value for name, value in plain.items()):
             yield _with(case, **plain)
     for index, given in enumerate(program.inputs):
@@ -83,16 +94,6 @@ def _smaller(case: Case) -> Iterator[Case]:
 
 def _with(case: Case, **changed: object) -> Case:
     return replace(case, program=replace(case.program, **changed).pruned())  # type: ignore[arg-type]
-
-
-def _without_unread(program: Program) -> Program:
-    """Drop the lines that make values which nothing reads; a write reads."""
-    body = list(program.body)
-    for line in reversed(program.body):
-        later = {name for other in body if other is not line for name in other.reads()} | set(program.results)
-        if line.made and not later & set(line.made):
-            body.remove(line)
-    return replace(program, body=tuple(body))
 
 
 def _bypassed(case: Case, index: int) -> Iterator[Case]:

@@ -13,6 +13,9 @@ from program_writer import write_case
 MODES = ("training", "inference", "training", "dynamic")
 """The mode of a seed; the seed itself chooses a setting."""
 
+SAMPLE = 60
+"""The seeds of the ordinary run; `hunt.py` and the slow ones are the long run."""
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
@@ -22,7 +25,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] if n >= SAMPLE else []) for n in range(200)])
 def test_a_module_program_equals_eager(seed: int) -> None:
     mode = MODES[seed % len(MODES)]
     case, known = write_case(seed, mode)

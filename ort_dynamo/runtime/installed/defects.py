@@ -234,6 +234,14 @@ DEFECTS = (
         everywhere=True,
     ),
     Defect(
+        "expand_to_nothing",
+        ALL,
+        "The optimizer takes an Expand to the constant size 0 for one to size 1, and removes it if no other size "
+        "changes: the result has elements.",
+        ("lowering/recipes/empty_expand.py",),
+        everywhere=True,
+    ),
+    Defect(
         "transposed_vector_fusion",
         ALL,
         "The fusion of Transpose and MatMul errs where the other operand is a vector.",

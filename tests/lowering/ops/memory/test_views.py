@@ -144,6 +144,15 @@ def test_empty_tensors_equal_eager(name):
     assert_like_eager(function, r(*((2, 0, 4) if name != "expand" else (0, 1, 4))))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_element_expanded_to_none_leaves_none(dynamic):
+    def function(x, i):
+        joined = torch.cat([x.cos().expand(x.shape[0], 0, x.shape[2]), x], 1) * 2
+        return joined, x.index_select(1, i).sum(1), x.bool().expand(-1, 0, -1).sum(1) + x.sum(1)
+
+    assert_like_eager(function, r(3, 1, 4), torch.empty(0, dtype=torch.int64), dynamic=dynamic)
+
+
 def test_views_of_a_number_equal_eager():
     x = torch.tensor(2.0, requires_grad=True)
     assert_like_eager(

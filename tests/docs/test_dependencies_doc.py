@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ROWS = dict(
     re.findall(r"^\| `([\w-]+)` \| ([\w.-]+) \|", (ROOT / "docs/reference/dependencies.md").read_text(), re.MULTILINE)
 )
@@ -49,7 +49,7 @@ def licences(package: Distribution) -> set[str]:
     return {NAMES.get(text.lower(), text) for text in texts if text}
 
 
-def test_the_page_lists_what_the_package_requires() -> None:
+def test_the_page_lists_the_requirements() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     required = [*project["dependencies"], *(one for extra in RUNTIMES for one in extras[extra])]

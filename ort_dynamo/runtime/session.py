@@ -13,12 +13,13 @@ import onnx
 import torch
 
 from ort_dynamo.build import BuiltGraph
-from ort_dynamo.errors import InvalidOptionError, SessionError, UnknownSettingError
+from ort_dynamo.errors import InvalidOptionError, SessionError, SessionMemoryError, UnknownSettingError
 from ort_dynamo.options.groups import SessionSettings
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.binding import keep_order
 from ort_dynamo.runtime.capabilities import omitted_optimizers, waiting_threads
+from ort_dynamo.runtime.data_errors import is_of_memory
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.kernel_compiler import KernelStore
 from ort_dynamo.runtime.processes import keep_alive_at_exit, profiles_until_exit
@@ -70,6 +71,7 @@ def open_session(
         InvalidOptionError: the provider does not know one of provider_options.
         ProviderNotAvailableError: the provider is there but does not load.
         SessionError: ONNX Runtime refused the model.
+        SessionMemoryError: there is too little memory.
     """
     settings = _session_settings(built.session, target)
     if built.in_order:
@@ -162,6 +164,8 @@ def _explained(error: Exception, built: BuiltGraph, target: Target, device: torc
         return InvalidOptionError(name="session_options['provider_options']", value=value, expected=expected)
     if _NOT_LOADED.search(said):
         return not_loaded(target, device, error)
+    if is_of_memory(said):
+        return SessionMemoryError(what=f"no session of the {built.name} graph can be opened", place="", error=error)
     return SessionError(
         package=target.package, version=target.version, provider=target.provider, graph=built.name, error=error
     )

@@ -317,6 +317,12 @@ class Options:
     verify: VerifyOptions = field(default_factory=VerifyOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
 
+    @property
+    def replaces_refused_models(self) -> bool:
+        """True if torch runs the nodes of a model that ONNX Runtime refuses, unless the program's settings may be why."""
+        given = self.session.session_options or self.session.provider_options
+        return self.segment.fallback == "eager" and not given
+
     def without_cuda_graphs(self) -> Options:
         """Return the same options, with no graph recorded in a CUDA graph: a replay shows none of its values."""
         return dataclasses.replace(self, session=dataclasses.replace(self.session, cuda_graphs=False))

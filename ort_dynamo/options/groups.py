@@ -319,7 +319,7 @@ class Options:
 
     @property
     def replaces_refused_models(self) -> bool:
-        """True if torch runs the nodes of a model that ONNX Runtime refuses, unless the program's settings may be why."""
+        """True if torch runs the nodes of a refused model; False if the program's settings may be the cause."""
         given = self.session.session_options or self.session.provider_options
         return self.segment.fallback == "eager" and not given
 

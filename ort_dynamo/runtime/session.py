@@ -84,11 +84,18 @@ def optimize(built: BuiltGraph, target: Target, device: torch.device) -> bytes:
 
     Has the arguments and errors of `open_session`. The result may hold operators of ONNX Runtime's internal domains, so
     it is for this runtime and machine only. Fused operators keep their functions, which the optimizers leave out.
+
+    Raises:
+        OSError: the temporary folder cannot hold the model.
     """
     settings = _session_settings(built.session, target)
     with tempfile.TemporaryDirectory(prefix="ort_dynamo-") as folder:
         settings.optimized_model_filepath = os.path.join(folder, "optimized.onnx")
-        _open(built, settings, target, device)
+        try:
+            _open(built, settings, target, device)
+        except SessionError:
+            Path(folder, "optimized.onnx").write_bytes(built.model)  # a full disk is no refusal of the model
+            raise
         optimized = Path(settings.optimized_model_filepath).read_bytes()
     return _with_functions(optimized, built.model) if built.kernels else optimized
 

@@ -42,7 +42,7 @@ _INSIDE = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents
 _INSTALLED = (*(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")), "<frozen ")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 _OWN_REFERENCES = 3
-"""References to a frame's copy of its variables: the frame's, that of the reading function, and that of the counting."""
+"""References to a copy of a frame's variables: those of the frame, of the function that reads, and of the count."""
 _CALLS = ("__call__", "_call_impl", "_wrapped_call_impl")
 
 _register = private("torch._dynamo.utils:register_hook_for_recompile_user_context")
@@ -181,7 +181,7 @@ def _variables(frame: FrameType, names: Sequence[str]) -> list[Any]:
     """Return variables of a frame, or None for those that it lacks.
 
     Before Python 3.13 a read of `f_locals` leaves a copy of all variables in a function's frame. It would keep a model
-    that the program deletes until the function returns. So the copy is emptied, unless the program or a debugger has it.
+    that the program deletes until the function returns. The copy is emptied, unless the program or a debugger has it.
     """
     variables = frame.f_locals
     found = [variables.get(name) for name in names]

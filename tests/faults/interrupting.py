@@ -18,8 +18,8 @@ class Interrupter:
     Args:
         at: the number of the event; a number that is too large raises nothing.
         inside: a part of the paths.
-        opcodes: True for an event wherever CPython looks for signals (after a call, and at the begin of a function or of
-            another round of a loop), else for one at each line.
+        opcodes: True for an event wherever CPython looks for signals (after a call, and where a function or another
+            round of a loop begins), else for one at each line.
 
     Attributes:
         seen: the number of events so far.

@@ -75,14 +75,17 @@ compiled, model = fresh(4)
 BY_LINES = (
     COMMON
     + """
-counted = Interrupter(0, "ort_dynamo")
+step(compiled, model)
+compiled, model = fresh(4)
+counted = Interrupter(0, "ort_dynamo")  # of a compile that imports nothing
 counted.run(lambda: step(compiled, model))
 places, done = [], 0
 for _ in range(count):
     compiled, model = fresh(4)
     interrupter = Interrupter(moments.randint(1, counted.seen), "ort_dynamo")
-    done += interrupter.run(lambda: step(compiled, model))
-    places.append(interrupter.where)
+    if interrupter.run(lambda: step(compiled, model)):
+        done += 1
+        places.append(f"{interrupter.where} of {interrupter.at} {interrupter.seen}")
     check(compiled, model, interrupter.where)
 print(json.dumps({"interrupted": count - done, "places": places}))
 """
@@ -128,7 +131,8 @@ def test_a_step_after_an_interrupted_one_is_right(tmp_path: Path, program: str, 
         ORT_DYNAMO_CACHE_DIR=folder,
         PYTHONPATH=f"{Path(__file__).parent}:{Path(__file__).parents[2]}",
     )
-    assert json.loads(out.splitlines()[-1])["interrupted"] == count
+    found = json.loads(out.splitlines()[-1])
+    assert found["interrupted"] == count, found
 
 
 def test_a_key_whose_maker_was_interrupted_is_made_by_the_next() -> None:

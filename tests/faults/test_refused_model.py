@@ -56,5 +56,5 @@ def test_a_program_that_allows_no_fallback_or_sets_the_session_gets_the_error(op
     def alone(x: torch.Tensor) -> torch.Tensor:
         return torch.ops.faults.twice(x.sin())
 
-    with pytest.raises(BackendCompilerFailed, match="cannot open the inference-.* graph"):
+    with pytest.raises(BackendCompilerFailed, match=r"cannot open the inference-.* graph"):
         torch.compile(alone, backend="ort_train", options=options)(torch.ones(3))

@@ -22,6 +22,6 @@ def ran(program: str, *arguments: str, inside: Sequence[str] = (), **variables: 
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [*inside, sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stdout, done.stderr

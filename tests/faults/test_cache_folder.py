@@ -57,7 +57,7 @@ def trained(folder: Path, fault: str = "", **given: Any) -> tuple[dict[str, Any]
 
 @functools.cache
 def mounts() -> bool:
-    """Whether a process may mount file systems of its own."""
+    """Check whether a process may mount file systems of its own."""
     if sys.platform != "linux" or not (shutil.which("unshare") and shutil.which("mount")):
         return False
     command = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=4k none /mnt"]
@@ -71,7 +71,7 @@ def mounted(command: str, folder: Path) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What an undisturbed process computes; its entries stay in `folder`."""
+    """Give the results of an undisturbed process; its entries stay in `folder`."""
     folder = tmp_path_factory.mktemp("whole") / "cache"
     found, err = trained(folder)
     assert found["sources"] == ["built"] * 4

@@ -74,7 +74,7 @@ def compile_recorded(
     """Compile a graph as `ort_train` does, and return the record of the compile too; raises the same errors."""
     say_if_untested()
     installed_runtime()
-    records, threads = _records(options), placement_threads(options)
+    records, threads = Records(), placement_threads(options)
     calls = options.verify.verified_calls
     if calls:
         options = options.without_cuda_graphs()
@@ -95,10 +95,6 @@ def compile_recorded(
     record = records.close(saved.close() if saved else None)
     compiled = zeros_in_memory(compiled, example_inputs)
     return (checked.of(compiled) if calls else compiled), record
-
-
-def _records(options: Options) -> Records:
-    return Records(refuses=options.segment.fallback == "error")
 
 
 def _listeners(options: Options, records: Records, *others: Listener) -> list[Listener]:
@@ -136,7 +132,7 @@ def compile_step(
     """
     say_if_untested()
     installed_runtime()
-    records, device = _records(options), session_device(gm, example_inputs)
+    records, device = Records(), session_device(gm, example_inputs)
     listeners = Listeners(*_listeners(options, records))
     threads = placement_threads(options)
     compilation = Compilation(options, device, threads, listeners, records.graphs, role="training")

@@ -41,6 +41,7 @@ __all__ = [
     "ResultsDifferError",
     "RuntimeNotInstalledError",
     "SessionError",
+    "SessionMemoryError",
     "SessionsDifferError",
     "SeveralProcessesError",
     "SeveralRuntimesError",
@@ -368,6 +369,12 @@ class ExecutionError(OrtDynamoError):
     """
 
     message = "{what}{place}\n  ONNX Runtime: {error}"
+
+
+class SessionMemoryError(ExecutionError, MemoryError):
+    """A session ran out of memory; the text begins with the words of torch's allocator, for which programs look."""
+
+    message = "DefaultCPUAllocator: can't allocate memory: {what}{place}\n  ONNX Runtime: {error}"
 
 
 class IndexOutOfBoundsError(ExecutionError, IndexError):

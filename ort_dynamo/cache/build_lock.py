@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 
 from ort_dynamo.program.progress import stage
@@ -29,6 +30,38 @@ _PAUSE = 0.01
 _FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
+class _Held:
+    """A lock file that frees its lock once nothing refers to it, such as after an interrupt between two lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = FileIO(path, "r+", opener=lambda name, _: os.open(name, _FLAGS, 0o600))
+
+    def lock(self) -> bool:
+        """Lock the file, and say whether that succeeded."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def is_at(self, path: Path) -> bool:
+        """Check whether the file is still there under its name."""
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def close(self) -> None:
+        """Free the lock, if it is held; closing alone would leave it to children that were forked since."""
+        if not self._file.closed:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):  # the file could be opened
+            self.close()
+
+
 @contextlib.contextmanager
 def build_lock(lock: Path, is_made: Callable[[], bool]) -> Iterator[None]:
     """Hold a lock while the body looks for something and makes it, or wait until another process has made it.
@@ -40,48 +73,28 @@ def build_lock(lock: Path, is_made: Callable[[], bool]) -> Iterator[None]:
     Raises:
         OSError: the file cannot be made.
     """
-    descriptor = _locked(lock, is_made) if fcntl is not None else None
+    held = _locked(lock, is_made) if fcntl is not None else None
     try:
         yield
     finally:
-        if descriptor is not None:
+        if held is not None:
             with contextlib.suppress(OSError):  # somebody has cleared the folder, or closed it
                 os.unlink(lock)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would leave it to children that were forked since
-            os.close(descriptor)
+            held.close()
 
 
-def _locked(lock: Path, is_made: Callable[[], bool]) -> int | None:
-    """Return the descriptor of the lock, or None where there is nothing to wait for any more."""
+def _locked(lock: Path, is_made: Callable[[], bool]) -> _Held | None:
+    """Return the lock, or None where there is nothing to wait for any more."""
     end = time.monotonic() + PATIENCE
-    descriptor = os.open(lock, _FLAGS, 0o600)
-    held = False
-    try:
-        if not (locked := _try_to_lock(descriptor)):
-            stage("waiting for another process that compiles the same graph")
-        while not locked and not is_made() and time.monotonic() < end:
-            time.sleep(_PAUSE)
-            locked = _try_to_lock(descriptor)
-        # A maker that was killed leaves its file: one of those that waited takes over. One that has ended removes it,
-        # and if it has made nothing (a full disk, say), to make it one after the other would gain nothing.
-        held = locked and _is_still(lock, descriptor)
-        return descriptor if held else None
-    finally:
-        if not held:
-            os.close(descriptor)
-
-
-def _try_to_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_still(lock: Path, descriptor: int) -> bool:
-    """Check whether the file is still there under its name."""
-    try:
-        return os.path.samestat(os.stat(lock), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+    file = _Held(lock)
+    if not (locked := file.lock()):
+        stage("waiting for another process that compiles the same graph")
+    while not locked and not is_made() and time.monotonic() < end:
+        time.sleep(_PAUSE)
+        locked = file.lock()
+    # A maker that was killed leaves its file: one of those that waited takes over. One that has ended removes it,
+    # and if it has made nothing (a full disk, say), to make it one after the other would gain nothing.
+    if locked and file.is_at(lock):
+        return file
+    file.close()
+    return None

@@ -68,29 +68,29 @@ class MemoryCache(Generic[_T]):
         if key is None:
             return make()
         while True:
-            with self._lock:
-                if key in self._entries:
-                    self.hits += 1
-                    self._entries.move_to_end(key)
-                    return self._entries[key][0]
-                making = self._making.get(key)
-                if making is None:
-                    self.misses += 1
-                    making = self._making[key] = threading.Event()
-                    break
+            own = threading.Event()
+            try:
+                with self._lock:
+                    if key in self._entries:
+                        self.hits += 1
+                        self._entries.move_to_end(key)
+                        return self._entries[key][0]
+                    making = self._making.setdefault(key, own)
+                    self.misses += making is own
+                if making is own:
+                    value = make()
+                    nbytes = self._size(value) if self._keep(value) else None
+                    with self._lock:
+                        if nbytes is not None and self._making.get(key) is own:  # not cleared since
+                            self._add(key, value, nbytes)
+                    return value
+            finally:
+                # An interrupt can come anywhere, here as well; without the second call others would wait for ever.
+                try:
+                    self._release(key, own)
+                finally:
+                    self._release(key, own)
             making.wait()  # other keys do not wait
-        try:
-            value = make()
-            nbytes = self._size(value) if self._keep(value) else None
-            with self._lock:
-                if nbytes is not None and self._making.get(key) is making:  # not cleared since
-                    self._add(key, value, nbytes)
-            return value
-        finally:
-            with self._lock:
-                if self._making.get(key) is making:
-                    del self._making[key]
-            making.set()
 
     def clear(self) -> None:
         """Forget all entries, and those that are being made right now; callers that hold a value keep it."""
@@ -101,6 +101,13 @@ class MemoryCache(Generic[_T]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def _release(self, key: Hashable, own: threading.Event) -> None:
+        """Let others make the value of a key, if `own` is the event for which they wait; a second call does nothing."""
+        with self._lock:
+            if self._making.get(key) is own:
+                del self._making[key]
+        own.set()
 
     def _add(self, key: Hashable, value: _T, nbytes: int) -> None:
         if nbytes > self._max_bytes:

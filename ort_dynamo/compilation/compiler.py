@@ -20,6 +20,7 @@ from ort_dynamo.capture.trace import trace
 from ort_dynamo.compilation.choose_target import graph_target
 from ort_dynamo.compilation.cut import mark_inference, partition
 from ort_dynamo.compilation.events import BoxedRun, GraphCompilation, Listener, open_islands
+from ort_dynamo.errors import SessionError
 from ort_dynamo.graph.build import BuildSpec, PassRecord
 from ort_dynamo.graph.marks import RETURNED_STRIDES, RETURNED_VIEWS
 from ort_dynamo.graph.node_origins import find_origins, mark_nodes
@@ -38,6 +39,14 @@ from ort_dynamo.segment.segment import check_fallback, segment
 from ort_dynamo.targets.target import Target
 
 __all__ = ["Compilation", "build_spec"]
+
+
+class ModelRefusedError(Exception):
+    """ONNX Runtime refused the model of an island, and torch is to run its nodes."""
+
+    def __init__(self, island: GraphModule, reason: str) -> None:
+        super().__init__(reason)
+        self.island, self.reason = island, reason
 
 
 class Compilation:
@@ -114,15 +123,21 @@ class Compilation:
         graph = GraphCompilation(gm, role, seen, self.device, self.target, passes=passes)
         self.listeners.begun(graph)
         mark_nodes(gm)
-        # 4. Segment: nodes that a session runs become islands.
-        segmented = segment(gm, LoweringProbe.of(self.target), self.device, fused=self.target.fuses_kernels)
-        graph.segmented, outer = segmented, segmented.gm
-        graph.spec = build_spec(self.options, self.target, self.device, role)
         graph.functions = outside_functions(self.options.passes.extra_passes)
-        self.listeners.segmented(graph)
-        check_fallback(segmented, self.options.segment, role)
-        # 5. Key, 6. lower, 7. rewrite and 8. open each island.
-        graph.islands = open_islands(graph, self.island, self.listeners)
+        probe = LoweringProbe.of(self.target)
+        while True:
+            # 4. Segment: nodes that a session runs become islands.
+            graph.segmented = segment(gm, probe, self.device, fused=self.target.fuses_kernels)
+            graph.spec = build_spec(self.options, self.target, self.device, role)
+            self.listeners.segmented(graph)
+            check_fallback(graph.segmented, self.options.segment, role)
+            # 5. Key, 6. lower, 7. rewrite and 8. open each island.
+            try:
+                graph.islands = open_islands(graph, self.island, self.listeners)
+                break
+            except ModelRefusedError as error:  # torch runs the nodes of this island
+                probe.refuse((node.name for node in error.island.graph.nodes), error.reason)
+        segmented, outer = graph.segmented, graph.segmented.gm
         stage("preparing the graph that calls the sessions")
         for name, island in graph.islands.items():
             outer.set_submodule(name, Island(island.compiled, island.places, island.covers))
@@ -138,15 +153,20 @@ class Compilation:
 
     def island(self, island: GraphModule, graph: GraphCompilation) -> OpenedIsland:
         """Find the island in memory or on disk by its key, or build it."""
-        return open_island(
-            island,
-            graph.spec,
-            graph.role,
-            functions={**outside_lowerings(island), **graph.functions},
-            cache=self.cache,
-            reads=self.options.dump == DumpOptions(),  # an island that is saved or verified is built each time
-            built=self.listeners.built,
-        )
+        try:
+            return open_island(
+                island,
+                graph.spec,
+                graph.role,
+                functions={**outside_lowerings(island), **graph.functions},
+                cache=self.cache,
+                reads=self.options.dump == DumpOptions(),  # an island that is saved or verified is built each time
+                built=self.listeners.built,
+            )
+        except SessionError as error:
+            if not self.options.replaces_refused_models:
+                raise
+            raise ModelRefusedError(island, _refusal(error)) from error
 
     def passes(self, passes: Sequence[PassBase], gm: GraphModule) -> tuple[PassRecord, ...]:
         """Run FX passes on a graph."""
@@ -163,3 +183,8 @@ def build_spec(options: Options, target: Target, device: torch.device, role: str
         device=device,
         in_order=role != "inference" and target.facts.shares_an_arena,  # its order decides how much is alive at once
     )
+
+
+def _refusal(error: SessionError) -> str:
+    """Give ONNX Runtime's words about a model, in a line, as the reason of a fallback."""
+    return f"ONNX Runtime refuses the model: {' '.join(str(error.facts['error']).split())}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import operator
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from ort_dynamo.program.progress import stage
 from ort_dynamo.runtime.session import optimize
 
 __all__ = ["build_island", "drop_unread"]
+
+_log = logging.getLogger(__name__)
 
 
 def build_island(
@@ -137,10 +140,23 @@ _STOPPED_BY_DATA = ("Gather", "Scatter")
 
 
 def _optimized_in_order(built: BuiltGraph, lowered: ir.Model, spec: BuildSpec) -> BuiltGraph:
-    """Optimize `built` by ONNX Runtime, and put its nodes back in the order that they had."""
+    """Optimize `built` by ONNX Runtime, and put its nodes back in the order that they had.
+
+    Without a temporary file for that, it runs in ONNX Runtime's own order, and no other graph shares it.
+    """
     watch = _Watch()
     stage("optimizing in ONNX Runtime")
-    optimized = ir.from_proto(onnx.ModelProto.FromString(optimize(built, spec.target, spec.device)))
+    try:
+        written = optimize(built, spec.target, spec.device)
+    except OSError as error:
+        _log.warning(
+            "ort_train: %s needs more memory than usual, because its operators run in ONNX Runtime's own order: "
+            "a temporary file cannot be written: %s. Make room, or set TMPDIR to another folder.",
+            built.name,
+            error,
+        )
+        return dataclasses.replace(built, in_order=False, keyable=False)
+    optimized = ir.from_proto(onnx.ModelProto.FromString(written))
     passes = run_passes(order_passes(lowered), optimized, check=spec.dump.verify, folder=spec.dump.save_onnx)
     model = _serialised(optimized)
     watch.stage("optimize")

@@ -1,7 +1,6 @@
 """Options of torch.compile(backend="ort_train"): frozen, validated, grouped by the stage that reads them.
 
-The decisions of a group about a compiled graph enter its key by its repr. So does `dump`: a graph that is to be saved
-or verified is compiled for that, even if the same one is in memory. `cache` enters no key.
+A group's repr enters the keys of graphs; the repr of `cache` does not. A graph to be saved or verified is always built.
 """
 
 from __future__ import annotations
@@ -274,7 +273,7 @@ class CacheOptions:
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """Read by report/dump.py, by the stages that run passes (verify) and by those that run graphs (verify_…).
+    """Read by listeners/save_files.py, by the stages that run passes (verify) and that run graphs (verify_…).
 
     Attributes:
         save_onnx: a folder that receives every compiled graph as an ONNX file; None writes nothing.
@@ -316,6 +315,11 @@ class Options:
     dump: DumpOptions = field(default_factory=DumpOptions)
     verify: VerifyOptions = field(default_factory=VerifyOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
+
+    @property
+    def replaces_refused_models(self) -> bool:
+        """True if torch runs the nodes of a refused model; False if the program's settings may be the cause."""
+        return self.segment.fallback == "eager" and not (self.session.session_options or self.session.provider_options)
 
     def without_cuda_graphs(self) -> Options:
         """Return the same options, with no graph recorded in a CUDA graph: a replay shows none of its values."""

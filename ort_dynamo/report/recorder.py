@@ -20,16 +20,12 @@ __all__ = ["Records", "graph_record"]
 class Records(Listener):
     """The records of one compile, from its begin.
 
-    Args:
-        refuses: True if a graph with fallbacks is refused, so that none of its nodes runs.
-
     Attributes:
         graphs: the records of the graphs compiled so far.
         partition: the record of the partition; None if there are no gradients.
     """
 
-    def __init__(self, *, refuses: bool = False) -> None:
-        self._refuses = refuses
+    def __init__(self) -> None:
         self.graphs: list[GraphRecord] = []
         self.partition: PartitionRecord | None = None
         self._read: list[tuple[GraphRecord, PartitionRecord | None]] = []
@@ -44,15 +40,10 @@ class Records(Listener):
         """Take the time."""
         self._graph_begin = time.perf_counter()
 
-    def segmented(self, graph: GraphCompilation) -> None:
-        """Count where nodes run, unless the graph is refused."""
-        found = graph.segmented
-        if self._refuses and found.eager:
-            return
-        report(graph.role, found.native, found.by_design, found.chosen, found.eager, len(found.islands))
-
     def opened(self, graph: GraphCompilation) -> None:
-        """Record the graph."""
+        """Count where the nodes of a graph run, and record it."""
+        found = graph.segmented
+        report(graph.role, found.native, found.by_design, found.chosen, found.eager, len(found.islands))
         self.graphs.append(graph_record(graph, time.perf_counter() - self._graph_begin))
         report_not_recorded(graph.role, graph.not_recorded)
 

@@ -1,4 +1,4 @@
-"""Turn ONNX Runtime's errors about data into errors with the user's operator, module and line."""
+"""Turn ONNX Runtime's errors about data and memory into errors with the user's operator, module and line."""
 
 from __future__ import annotations
 
@@ -11,21 +11,30 @@ from ort_dynamo.errors import (
     IndexOutOfBoundsError,
     IntegerDivisionByZeroError,
     InvalidValueError,
+    SessionMemoryError,
 )
 from ort_dynamo.graph.marks import EMPTY, REFUSED, ZERO_DIVISOR
 
-__all__ = ["data_error"]
+__all__ = ["data_error", "is_of_memory"]
 
 _NODE = re.compile(r"Name:\s*'([^']*)'")
 
 _OUT_OF_BOUNDS = re.compile(r"out of (data )?bounds|out of range|invalid (index|indice) found", re.IGNORECASE)
 """Messages of the kernels of Gather, Scatter and the like about an index out of bounds."""
 
+_OF_MEMORY = re.compile(r"Failed to allocate memory|bad_alloc|bad allocation")
+"""Messages of ONNX Runtime's arena, and of the C++ library (in the second form, Microsoft's), when memory runs out."""
+
 _INDEX = (
     re.compile(r"idx=(?P<index>-?\d+) must be within the inclusive range \[-?\d+,\s*(?P<last>-?\d+)\]"),
     re.compile(r"bounds \[-?\d+\s*,\s*(?P<last>-?\d+)\]\.? Actual value is (?P<index>-?\d+)"),
 )
 """The messages with an index: those of Gather and GatherElements."""
+
+
+def is_of_memory(words: str) -> bool:
+    """Check whether a message of ONNX Runtime says that memory ran out."""
+    return _OF_MEMORY.search(words) is not None
 
 
 def data_error(words: str, places: Mapping[str, str]) -> ExecutionError:
@@ -45,6 +54,8 @@ def data_error(words: str, places: Mapping[str, str]) -> ExecutionError:
             return kind(what=node.partition(": ")[2], place=place, error=words)
     if _OUT_OF_BOUNDS.search(words) or any(pattern.search(words) for pattern in _INDEX):
         return IndexOutOfBoundsError(what=_which_index(words), place=place, error=words)
+    if is_of_memory(words):
+        return SessionMemoryError(what="a session of a compiled graph ran out of memory", place=place, error=words)
     return ExecutionError(what="ONNX Runtime stopped while running a compiled graph", place=place, error=words)
 
 

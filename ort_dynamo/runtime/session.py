@@ -12,12 +12,13 @@ from typing import Any
 import onnx
 import torch
 
-from ort_dynamo.errors import InvalidOptionError, SessionError, UnknownSettingError
+from ort_dynamo.errors import InvalidOptionError, SessionError, SessionMemoryError, UnknownSettingError
 from ort_dynamo.graph.build import BuiltGraph
 from ort_dynamo.options.groups import SessionSettings
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.binding import keep_order
+from ort_dynamo.runtime.data_errors import is_of_memory
 from ort_dynamo.runtime.installed.capabilities import omitted_optimizers, waiting_threads
 from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.runtime.installed.providers import not_loaded, provider_options
@@ -70,6 +71,7 @@ def open_session(
         InvalidOptionError: the provider does not know one of provider_options.
         ProviderNotAvailableError: the provider is there but does not load.
         SessionError: ONNX Runtime refused the model.
+        SessionMemoryError: there is too little memory.
     """
     settings = _session_settings(built.session, target)
     if built.in_order:
@@ -82,11 +84,18 @@ def optimize(built: BuiltGraph, target: Target, device: torch.device) -> bytes:
 
     Has the arguments and errors of `open_session`. The result may hold operators of ONNX Runtime's internal domains, so
     it is for this runtime and machine only. Fused operators keep their functions, which the optimizers leave out.
+
+    Raises:
+        OSError: the temporary folder cannot hold the model.
     """
     settings = _session_settings(built.session, target)
     with tempfile.TemporaryDirectory(prefix="ort_dynamo-") as folder:
         settings.optimized_model_filepath = os.path.join(folder, "optimized.onnx")
-        _open(built, settings, target, device)
+        try:
+            _open(built, settings, target, device)
+        except SessionError:
+            Path(folder, "optimized.onnx").write_bytes(built.model)  # a full disk is no refusal of the model
+            raise
         optimized = Path(settings.optimized_model_filepath).read_bytes()
     return _with_functions(optimized, built.model) if built.kernels else optimized
 
@@ -162,6 +171,8 @@ def _explained(error: Exception, built: BuiltGraph, target: Target, device: torc
         return InvalidOptionError(name="session_options['provider_options']", value=value, expected=expected)
     if _NOT_LOADED.search(said):
         return not_loaded(target, device, error)
+    if is_of_memory(said):
+        return SessionMemoryError(what=f"no session of the {built.name} graph can be opened", place="", error=error)
     return SessionError(
         package=target.package, version=target.version, provider=target.provider, graph=built.name, error=error
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ class LoweringProbe:
     def __init__(self, refuse: Callable[[Node], str | None]) -> None:
         self._refuse = refuse
         self._found: dict[str, tuple[str | None, Any]] = {}
+        self._refused: dict[str, str] = {}
 
     @classmethod
     def of(cls, target: Target) -> Self:
@@ -36,7 +37,9 @@ class LoweringProbe:
         return cls(partial(refusal, target=target, lacks_kernel=lacks_kernel))
 
     def __call__(self, node: Node) -> str | None:
-        """Give the reason why `node` cannot be lowered, or None; raises as `refuse`."""
+        """Give the reason why `node` cannot be lowered, or None; raises as the function that it was made of."""
+        if (reason := self._refused.get(node.name)) is not None:
+            return reason
         spelled = spell_node(node)
         if spelled is None:
             return self._refuse(node)
@@ -45,3 +48,14 @@ class LoweringProbe:
             self._found[spelled] = reason, node.meta[SIZE_FACTS]
         reason, node.meta[SIZE_FACTS] = self._found[spelled]
         return reason
+
+    def refuse(self, names: Iterable[str], reason: str) -> None:
+        """Refuse nodes of these names from now on, although each can be lowered.
+
+        Args:
+            names: names of nodes, one of them new.
+            reason: the reason.
+        """
+        new = dict.fromkeys({*names} - self._refused.keys(), reason)
+        assert new, "ONNX Runtime refuses the model of an island whose nodes torch should run"
+        self._refused |= new

@@ -7,13 +7,14 @@ ours is a key under which the caller is found here.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
 import sysconfig
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -40,6 +41,8 @@ _LIMIT = 1024  # as many as the records of attempts that are kept
 _INSIDE = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[2]) + os.sep)
 _INSTALLED = (*(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")), "<frozen ")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+_OWN_REFERENCES = 3
+"""References to a copy of a frame's variables: those of the frame, of the function that reads, and of the count."""
 _CALLS = ("__call__", "_call_impl", "_wrapped_call_impl")
 
 _register = private("torch._dynamo.utils:register_hook_for_recompile_user_context")
@@ -140,8 +143,8 @@ def _caller(innermost: FrameType | None) -> Caller:
             if outside:
                 continue
             if code is None and frame.f_code.co_name == "_compile":
-                code, compiler = frame.f_locals.get("code"), frame.f_locals.get("compiler_fn")
-                fullgraph = bool(frame.f_locals.get("one_graph"))
+                code, compiler, one_graph = _variables(frame, ("code", "compiler_fn", "one_graph"))
+                fullgraph = bool(one_graph)
             elif module is None and frame.f_code.co_name in _CALLS:
                 module = _own_module(frame)
             continue
@@ -169,8 +172,25 @@ def _caller(innermost: FrameType | None) -> Caller:
 
 def _own_module(frame: FrameType) -> nn.Module | None:
     first = frame.f_code.co_varnames[: frame.f_code.co_argcount][:1]
-    called = next((frame.f_locals[name] for name in ("self", *first) if name in frame.f_locals), None)
+    found = _variables(frame, ("self", *first))
+    called = next((one for one in found if one is not None), None)
     return called if isinstance(called, nn.Module) else None
+
+
+def _variables(frame: FrameType, names: Sequence[str]) -> list[Any]:
+    """Return variables of a frame, or None for those that it lacks.
+
+    Before Python 3.13 a read of `f_locals` leaves a copy of all variables in a function's frame. It would keep a model
+    that the program deletes until the function returns. The copy is emptied, unless the program or a debugger has it.
+    """
+    variables = frame.f_locals
+    found = [variables.get(name) for name in names]
+    is_copy = (
+        type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    )  # else it is the namespace itself
+    if is_copy and sys.getrefcount(variables) <= _OWN_REFERENCES and sys.gettrace() is None:
+        variables.clear()
+    return found
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -200,7 +201,17 @@ def test_the_docs_name_files_that_exist() -> None:
     assert not missing
 
 
+def _sources(*tops: str) -> list[Path]:
+    return [file for top in tops for file in (ROOT / top).rglob("*.py")]
+
+
 def test_files_stay_small() -> None:
-    sources = [f for top in ("ort_dynamo", "passes") for f in (ROOT / top).rglob("*.py")]
-    long = {f.name: n for f in sources if (n := len(f.read_text().splitlines())) > 400}
+    sources = _sources("ort_dynamo", "passes", "tests", "bench")
+    long = {str(f.relative_to(ROOT)): n for f in sources if (n := len(f.read_text().splitlines())) > 400}
     assert not long, f"past 400 lines a file wants to be two: {long}"
+
+
+def test_folders_stay_small() -> None:
+    counts = Counter(str(file.parent.relative_to(ROOT)) for file in _sources("ort_dynamo", "passes", "tests"))
+    full = {folder: n for folder, n in counts.items() if n > 20}
+    assert not full, f"past 20 files a folder wants to be two: {full}"

@@ -43,7 +43,7 @@ def test_facts_and_operators_run_in_processes_and_are_right(tmp_path: Path, caps
 
 def test_models_and_marked_tests_run_in_processes(tmp_path: Path) -> None:
     assert run(tmp_path, "--parts", "models", "--only", "mlp, plain")[0] == 0
-    status, found = run(tmp_path, "--parts", "tests", "--only", "test_a_result_is_kept")
+    status, found = run(tmp_path, "--parts", "tests", "--only", "test_a_result_is_retained")
     (case,) = found["cases"]
     assert case["kind"] == ("right" if torch.cuda.is_available() else "skipped"), case["detail"]
     assert status == 0

@@ -24,10 +24,7 @@ from ort_dynamo.cache import disk, open_island
 from ort_dynamo.cache.disk import COUNTS
 from ort_dynamo.cache.entry import read_entry, read_header
 from ort_dynamo.cache.folder import SUFFIX
-from ort_dynamo.errors import InvalidOptionError, InvalidVariableError
 from ort_dynamo.listeners import trace_cache
-from ort_dynamo.options.cache_location import DEFAULT_BYTES, cache_location
-from ort_dynamo.options.groups import parse_options
 from ort_dynamo.report.record import RECORDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -345,9 +342,6 @@ def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path) -> None:
     assert "cannot be written" in ran(tmp_path / "cache", {"debug": {"fuse": False}})["stderr"]
 
 
-# -- where -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_option_wins_over_the_variable(place: Path, tmp_path: Path) -> None:
     step(cache=str(tmp_path / "own"))
     assert (len(files(tmp_path / "own")), place.exists()) == (2, False)
@@ -361,41 +355,6 @@ def test_the_variable_leaves_it_off(place: Path, monkeypatch: pytest.MonkeyPatch
     assert (misses(), place.exists()) == (["off", "off"], False)
     step(cache=True)
     assert len(files(place)) == 2
-
-
-def test_the_default_is_the_platforms_folder_for_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("ORT_DYNAMO_CACHE", raising=False)
-    monkeypatch.delenv("ORT_DYNAMO_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = cache_location()
-    assert found is not None
-    assert found.max_bytes == DEFAULT_BYTES
-    if sys.platform == "linux":
-        assert found.path == tmp_path / "ort_dynamo"
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"), [("500MB", 500_000_000), ("2GiB", 2**31), ("1.5 kb", 1500), ("7", 7), ("", DEFAULT_BYTES)]
-)
-def test_a_size_has_a_unit(monkeypatch: pytest.MonkeyPatch, text: str, nbytes: int) -> None:
-    monkeypatch.setenv("ORT_DYNAMO_CACHE_SIZE", text)
-    found = cache_location(True)
-    assert found is not None
-    assert found.max_bytes == nbytes
-
-
-@pytest.mark.parametrize(("name", "value"), [("ORT_DYNAMO_CACHE_SIZE", "much"), ("ORT_DYNAMO_CACHE", "no")])
-def test_a_variable_with_another_value_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    monkeypatch.delenv("ORT_DYNAMO_CACHE", raising=False)
-    monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidVariableError, match=f"{name} cannot be '{value}'"):
-        cache_location()
-
-
-@pytest.mark.parametrize("options", [{"cache": 1}, {"cache": ""}, {"cache": 3}], ids=str)
-def test_an_option_with_another_value_is_an_error(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOptionError):
-        parse_options(None, options)
 
 
 def test_cache_size_bounds_the_entries(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from formulas import adam_step, hyperparameters_of, lamb_step, scale_of, sgd_step
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from ort_dynamo.testing import TOLERANCES, Tolerance, assert_close
 
 __all__ = [
     "DESC",
+    "FORMS",
+    "SGD",
     "Mlp",
     "PlainLoop",
     "assert_same_weights",
@@ -32,6 +35,8 @@ DESC: dict[str, Any] = {
     "inputs": [("input1", ["batch", 4]), ("label", ["batch"])],
     "outputs": [("loss", [], True), ("predictions", ["batch", 3])],
 }
+SGD = optim.SGDConfig(lr=0.1)
+FORMS = pytest.mark.parametrize("one_session", [True, False], ids=["one session", "two halves"])
 
 
 class Mlp(nn.Module):

@@ -1,9 +1,8 @@
-"""Tests of models that train in one graph, in a forward and a backward graph, or not at all."""
+"""Tests of models that train in one graph: masked attention, recurrent layers, and models that keep results."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,35 +12,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from row_trainers import CONFIGS, FIXED_ROWS, ROWS, WIDTH, plain_losses, rows, squares
 from small_trainers import make_options
 from torch import Tensor, nn
 
 import ort_dynamo
-from ort_dynamo import ORTTrainer, amp, export_training_graph, optim
-
-CONFIGS: dict[str, Any] = {
-    "sgd": lambda: optim.SGDConfig(lr=0.1),
-    "adam": lambda: optim.AdamConfig(lr=0.01),
-    "lamb": lambda: optim.LambConfig(lr=0.01),
-}
-WIDTH = 8
-ROWS: dict[str, Any] = {
-    "inputs": [("x", ["length", "batch", WIDTH]), ("target", ["length", "batch"])],
-    "outputs": [("loss", [], True), ("predictions", ["length", "batch"])],
-}
-FIXED_ROWS: dict[str, Any] = {
-    "inputs": [("x", [5, 3, WIDTH]), ("target", [5, 3])],
-    "outputs": [("loss", [], True), ("predictions", [5, 3])],
-}
-
-
-def squares(prediction: Tensor, target: Tensor) -> Tensor:
-    return (prediction - target).square().mean()
-
-
-def rows(length: int = 5, batch: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(length, batch, WIDTH, generator=generator), torch.randn(length, batch, generator=generator)
+from ort_dynamo import ORTTrainer, export_training_graph
 
 
 def causal(x: Tensor) -> Tensor:
@@ -101,19 +77,6 @@ MASKED: dict[str, Callable[[], nn.Module]] = {
         lambda layers, x: layers(x, x * 0.5, src_mask=causal(x), tgt_mask=causal(x)),
     ),
 }
-
-
-def plain_losses(model: nn.Module, lr: float, data: list[tuple[Tensor, Tensor]]) -> list[float]:
-    """The losses of SGD in torch."""
-    losses = []
-    for x, target in data:
-        loss = squares(model(x), target)
-        gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        for one, gradient in zip(model.parameters(), gradients, strict=True):
-            if gradient is not None:
-                one.data -= lr * gradient
-        losses.append(loss.item())
-    return losses
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
@@ -257,95 +220,6 @@ def session_rate(made: onnx.ModelProto) -> float:
     return float(onnx.numpy_helper.to_array(rate))
 
 
-class Branching(nn.Module):
-    """Asks for numbers: no trace can take it as one graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.5)
-        self.positive = nn.Linear(WIDTH, 1)
-        self.other = nn.Linear(WIDTH, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        layer = self.positive if bool(x.sum() > 0) else self.other
-        return layer(self.drop(x)).squeeze(-1)
-
-
-class AsksSymbol(Branching):
-    """Puts a number that a trace does not know into an operator's arguments."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.drop(x).transpose(0, 1).unsqueeze(1)
-        is_causal = bool((x > 1e9).all())
-        y = nn.functional.scaled_dot_product_attention(y, y, y, is_causal=is_causal)
-        return self.positive(y.squeeze(1).transpose(0, 1)).squeeze(-1)
-
-
-class Disabled(Branching):
-    """Calls a function that is disabled for Dynamo."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.compiler.disable(self.positive)(self.drop(x)).squeeze(-1)
-
-
-@pytest.mark.parametrize("kind", [Branching, AsksSymbol, Disabled])
-@pytest.mark.parametrize("config", ["sgd", "lamb"])
-def test_the_reason_for_several_graphs_is_warned_of_once(kind: type[Branching], config: str) -> None:
-    model = kind()
-    data = [rows(seed=seed) for seed in range(3)]
-    torch.manual_seed(4)
-    expected = plain_losses(copy.deepcopy(model), 0.1, data)
-    trainer = ORTTrainer(model, ROWS, CONFIGS[config](), squares, make_options())
-    torch.manual_seed(4)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = [float(trainer.train_step(*batch)[0]) for batch in data]
-    (said,) = [str(one.message) for one in caught if "cannot be one graph" in str(one.message)]
-    assert [one.filename for one in caught if "cannot be one graph" in str(one.message)] == [__file__]
-    line = kind.forward.__code__.co_firstlineno
-    places = [f"{Path(__file__).name}:{number}" for number in range(line, line + 6)]
-    assert "run apart: " in said
-    assert any(place in said for place in places)
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)  # the generator advanced as far as in eager
-    if config == "sgd":
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def test_exporting_a_step_of_several_graphs_is_refused() -> None:
-    for kind in (Branching, AsksSymbol):
-        with pytest.raises(ort_dynamo.errors.TrainingGraphError, match="one graph"):
-            export_training_graph(kind(), ROWS, CONFIGS["sgd"](), rows(), loss_fn=squares)
-
-
-def test_an_error_of_the_programs_is_raised_and_the_next_step_is_one_graph() -> None:
-    trainer = ORTTrainer(
-        nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(-2)), ROWS, CONFIGS["sgd"](), squares, make_options()
-    )
-    x, target = rows()
-    with pytest.raises(RuntimeError):
-        trainer.train_step(x[..., :-1], target)
-    trainer.train_step(x.view(3, 5, WIDTH), target.view(3, 5))
-    assert trainer._running is not None
-    assert trainer._running.in_one_session
-
-
-def test_gradients_gathered_over_branches_are_all_applied() -> None:
-    model = Branching()
-    model.drop.p = 0.0
-    inputs = [torch.ones(1, 1, WIDTH), -torch.ones(1, 1, WIDTH)]
-    target = torch.zeros(1, 1)
-    options = make_options(batch={"gradient_accumulation_steps": 2})
-    trainer = ORTTrainer(model, ROWS, CONFIGS["sgd"](), squares, options)
-    with pytest.warns(UserWarning, match="cannot be one graph"):
-        trainer.train_step(inputs[0], target)
-    trainer.train_step(inputs[1], target)
-    loss = sum(squares(model(x), target) for x in inputs) / 2
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
-    found = trainer.state_dict(pytorch_format=True)
-    for (name, before), gradient in zip(model.named_parameters(), gradients, strict=True):
-        torch.testing.assert_close(found[name], before.detach() - 0.1 * gradient)
-
-
 class Recurrent(nn.Module):
     """Layers of which each gives a sequence."""
 
@@ -388,105 +262,3 @@ def test_recurrent_layers_train_in_sessions_as_in_eager(kind: str, one_session: 
 def test_training_graphs_of_recurrent_layers_are_written(kind: str) -> None:
     made = export_training_graph(RECURRENT[kind](), ROWS, CONFIGS["adam"](), rows(3), loss_fn=squares)
     onnx.checker.check_model(made, full_check=True)
-
-
-LOSS: dict[str, Any] = {"inputs": [("x", ["batch", WIDTH])], "outputs": [("loss", [], True)]}
-
-
-class Nothing(nn.Module):
-    """Has no parameters."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean()
-
-
-class Counting(nn.Module):
-    """Has a buffer alone, which it counts up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return x.mean() + self.calls
-
-
-class OneLayer(nn.Module):
-    """A layer, of which subclasses make a loss without a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).mean()
-
-
-class Frozen(OneLayer):
-    """Has frozen parameters alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requires_grad_(False)
-
-
-class Unread(OneLayer):
-    """Computes its loss without its parameters."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean()
-
-
-class Detached(OneLayer):
-    """Computes its loss without gradients."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).mean().detach()
-
-
-class Counted(OneLayer):
-    """Gives a loss of integers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.layer(x) > 0).sum()
-
-
-@pytest.mark.parametrize("kind", [Nothing, Counting, Frozen, Unread, Detached, Counted])
-@pytest.mark.parametrize(
-    ("config", "levels"),
-    [
-        ("sgd", {}),
-        ("lamb", {}),
-        ("adam", {"batch": {"gradient_accumulation_steps": 2}}),
-        ("lamb", {"mixed_precision": {"enabled": True, "loss_scaler": amp.DynamicLossScaler()}}),
-    ],
-    ids=["sgd", "lamb", "gathered", "scaled"],
-)
-def test_a_model_without_trainable_weights_gives_its_loss_and_warns(
-    kind: type[nn.Module], config: str, levels: dict[str, Any]
-) -> None:
-    model = kind()
-    plain = copy.deepcopy(model)
-    trainer = ORTTrainer(model, LOSS, CONFIGS[config](), options=make_options(**levels))
-    x = torch.ones(2, WIDTH)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = [float(trainer.train_step(x)) for _ in range(3)]
-    (said,) = [str(one.message) for one in caught]
-    assert "trains nothing" in said
-    np.testing.assert_allclose(found, [float(plain(x)) for _ in range(3)], rtol=2e-3)
-    trained = trainer.state_dict(pytorch_format=True)
-    assert trained.keys() == plain.state_dict().keys()
-    for name, one in plain.state_dict().items():
-        assert torch.equal(trained[name], one)
-    trainer.load_state_dict(trainer.state_dict())
-    trainer.eval_step(x)
-
-
-@pytest.mark.parametrize("kind", [Nothing, Frozen, Unread, Detached])
-def test_the_training_graph_of_a_model_without_trainable_weights_is_refused(kind: type[nn.Module]) -> None:
-    forward = export_training_graph(kind(), LOSS, CONFIGS["sgd"](), [torch.ones(2, WIDTH)], part="forward")
-    onnx.checker.check_model(forward, full_check=True)
-    with pytest.raises(ort_dynamo.errors.TrainingGraphError, match="does not depend on any trainable weight"):
-        export_training_graph(kind(), LOSS, CONFIGS["sgd"](), [torch.ones(2, WIDTH)])

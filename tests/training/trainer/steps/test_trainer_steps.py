@@ -1,4 +1,4 @@
-"""Section 2.5 of ORTTrainer's reference: train_step and eval_step."""
+"""Section 2.5 of ORTTrainer's reference: train_step, its outputs, rates, batches and counts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_trainers import DESC, Mlp, PlainLoop, assert_same_weights, batches, classify, losses, make_trainer, weights
+from small_trainers import DESC, FORMS, PlainLoop, assert_same_weights, batches, classify, losses, make_trainer, weights
 from torch import Tensor, nn
 
-from ort_dynamo import amp, optim
+from ort_dynamo import optim
 from ort_dynamo.report.record import RECORDS
-from ort_dynamo.testing import TOLERANCES, assert_close
-
-FORMS = pytest.mark.parametrize("one_session", [True, False], ids=["one session", "two halves"])
+from ort_dynamo.testing import assert_close
 
 
 def compiles() -> int:
@@ -174,198 +172,6 @@ def test_a_batch_of_one_is_a_batch() -> None:
     for size in (1, 6, 1):
         batch = batches(1, size)[0]
         assert trainer.train_step(*batch)[0].item() == pytest.approx(plain.step(*batch), rel=2e-5)
-    assert_same_weights(trainer, plain.weights)
-
-
-# -- mixed precision ---------------------------------------------------------------------------------------------------
-
-
-class Exploding(Mlp):
-    """Its gradients overflow where the input says so."""
-
-    def forward(self, input1: Tensor, factor: Tensor) -> Tensor:
-        return super().forward(input1) * factor
-
-
-EXPLODING: dict[str, Any] = {
-    "inputs": [("input1", ["batch", 4]), ("factor", []), ("label", ["batch"])],
-    "outputs": DESC["outputs"],
-}
-
-
-@FORMS
-def test_an_overflow_skips_the_update_and_halves_the_scale(one_session: bool) -> None:
-    scaler = amp.DynamicLossScaler(loss_scale=2.0**8, up_scale_window=3)
-    trainer = make_trainer(
-        optim.AdamConfig(lr=0.01),
-        Exploding(),
-        desc=EXPLODING,
-        one_session=one_session,
-        mixed_precision={"enabled": True, "loss_scaler": scaler},
-    )
-    x, y = batches(1)[0]
-    info = trainer._train_step_info
-    seen = []
-    for factor in (1.0, float("inf"), 1.0, 1.0, 1.0, float("nan")):
-        before = None if trainer._running is None else trainer.state_dict()
-        trainer.train_step(x, torch.tensor(factor), y)
-        seen.append((info.all_finite, info.optimization_step, scaler.loss_scale))
-        after = trainer.state_dict()
-        if before is not None:
-            unchanged = [
-                np.array_equal(one, before["model"]["full_precision"][name])
-                for name, one in after["model"]["full_precision"].items()
-            ]
-            assert all(unchanged) != info.all_finite
-            moments = (state["optimizer"]["fc1.bias"]["Moment_1"] for state in (before, after))
-            assert np.array_equal(*moments) != info.all_finite
-    assert seen == [
-        (True, 1, 2.0**8),
-        (False, 1, 2.0**7),
-        (True, 2, 2.0**7),
-        (True, 3, 2.0**7),
-        (True, 4, 2.0**8),
-        (False, 4, 2.0**7),
-    ]
-    assert info.step == 6
-    assert trainer.state_dict()["optimizer"]["fc1.bias"]["Update_Count"] == [5]
-
-
-@FORMS
-def test_an_overflow_in_one_gathered_step_skips_the_update_of_all(one_session: bool) -> None:
-    trainer = make_trainer(
-        model=Exploding(),
-        desc=EXPLODING,
-        one_session=one_session,
-        mixed_precision={"enabled": True, "loss_scaler": amp.DynamicLossScaler(loss_scale=2.0**8)},
-        batch={"gradient_accumulation_steps": 2},
-    )
-    x, y = batches(1)[0]
-    counts = []
-    for factor in (float("inf"), 1.0, 1.0, 1.0):
-        trainer.train_step(x, torch.tensor(factor), y)
-        counts.append(trainer._train_step_info.optimization_step)
-    assert counts == [0, 0, 0, 1]
-    assert all(np.isfinite(one).all() for one in weights(trainer).values())
-
-
-def test_predictions_are_float16_and_the_loss_float32_under_mixed_precision() -> None:
-    trainer = make_trainer(mixed_precision={"enabled": True})
-    x, y = batches(1)[0]
-    for step in (trainer.train_step, trainer.eval_step):
-        loss, prediction = step(x, y)
-        assert (loss.dtype, prediction.dtype) == (torch.float32, torch.float16)
-    assert isinstance(trainer.options.mixed_precision.loss_scaler, amp.DynamicLossScaler)
-    model = trainer._torch_model
-    assert model is not None
-    with torch.autocast("cpu", torch.float16):
-        expected = Mlp.forward(model, x).detach()  # type: ignore[arg-type]
-    trainer = make_trainer(mixed_precision={"enabled": True})
-    assert_close(trainer.train_step(x, y)[1], expected, "predictions", TOLERANCES[torch.float16])
-
-
-def test_a_scaler_of_the_programs_own_is_asked_after_each_update() -> None:
-    class Counting(amp.LossScaler):
-        """Doubles at each update."""
-
-        def __init__(self) -> None:
-            super().__init__(4.0)
-            self.told: list[tuple[int, int, bool]] = []
-
-        def update(self, train_step_info: Any) -> None:
-            self.told.append((train_step_info.step, train_step_info.optimization_step, train_step_info.all_finite))
-            self.loss_scale *= 2
-
-        def reset(self) -> None:
-            self.loss_scale = 4.0
-
-    scaler = Counting()
-    trainer = make_trainer(
-        mixed_precision={"enabled": True, "loss_scaler": scaler}, batch={"gradient_accumulation_steps": 2}
-    )
-    for batch in batches(4):
-        trainer.train_step(*batch)
-    assert scaler.told == [(2, 0, True), (4, 1, True)]
-    assert scaler.loss_scale == 16.0
-
-
-# -- evaluation --------------------------------------------------------------------------------------------------------
-
-
-class Normed(nn.Module):
-    """With a batch normalization and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(4, 8)
-        self.bn = nn.BatchNorm1d(8)
-        self.drop = nn.Dropout(0.5)
-        self.fc2 = nn.Linear(8, 3)
-
-    def forward(self, input1: Tensor) -> Tensor:
-        return self.fc2(self.drop(self.bn(self.fc1(input1))))
-
-
-def test_an_evaluation_changes_nothing_and_drops_nothing() -> None:
-    class Seen(optim.LinearWarmupLRScheduler):
-        """Records its arguments."""
-
-        def get_lr(self, train_step_info: Any) -> list[float]:
-            told.append(train_step_info)
-            return super().get_lr(train_step_info)
-
-    told: list[Any] = []
-    model = Normed()
-    trainer = make_trainer(model=model, lr_scheduler=Seen(10, 0.5))
-    x, y = batches(1)[0]
-    state = torch.get_rng_state()
-    first = trainer.eval_step(x, y)
-    assert torch.equal(torch.get_rng_state(), state)
-    model.eval()
-    assert_close(first[1], model(x).detach(), "predictions")
-    before = trainer.state_dict()
-    assert all(torch.equal(a, b) for a, b in zip(first, trainer.eval_step(x, y), strict=True))
-    after = trainer.state_dict()
-    for name, one in after["model"]["full_precision"].items():
-        assert np.array_equal(one, before["model"]["full_precision"][name])
-    assert before["train_step_info"] == after["train_step_info"] == {"optimization_step": 0, "step": 0}
-    assert told == []
-
-
-def test_a_trained_model_is_evaluated_as_it_is_then() -> None:
-    trainer = make_trainer(model=Normed())
-    x, y = batches(1)[0]
-    trainer.eval_step(x, y)
-    torch.manual_seed(3)
-    drawn = [trainer.train_step(x, y)[1] for _ in range(2)]
-    assert not torch.equal(*drawn)
-    plain = Normed().eval()
-    plain.load_state_dict(trainer.state_dict(pytorch_format=True))
-    assert_close(trainer.eval_step(x, y)[1], plain(x).detach(), "predictions")
-    found = weights(trainer)
-    assert found["bn.num_batches_tracked"] == 2
-    assert (found["bn.running_mean"] != 0).all()
-
-
-@FORMS
-def test_dropout_is_torchs_for_the_same_seed(one_session: bool) -> None:
-    model = Normed()
-    trainer = make_trainer(model=model, one_session=one_session)
-    x, y = batches(1)[0]
-    torch.manual_seed(11)
-    _, found = trainer.train_step(x, y)
-    torch.manual_seed(11)
-    assert_close(found, model.train()(x).detach(), "predictions")
-
-
-def test_gathered_gradients_outlive_an_evaluation() -> None:
-    config = optim.SGDConfig(lr=0.5)
-    trainer = make_trainer(config, batch={"gradient_accumulation_steps": 2})
-    plain = PlainLoop(trainer._torch_model, config, gathers=2)  # type: ignore[arg-type]
-    for batch in batches(4):
-        trainer.train_step(*batch)
-        trainer.eval_step(*batch)
-        plain.step(*batch)
     assert_same_weights(trainer, plain.weights)
 
 

@@ -1,0 +1,172 @@
+"""Section 2.5 of ORTTrainer's reference: the contents of a state, and loading one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from formulas import adam_step
+from small_trainers import Mlp, batches, losses, make_trainer, weights
+from torch import Tensor, nn
+from trained_trainers import CONFIGS, WEIGHTS, Normed, trained
+
+from ort_dynamo import optim
+
+# -- the contents of a state -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [("sgd", None), ("adam", {"Moment_1", "Moment_2", "Update_Count"}), ("lamb", {"Moment_1", "Moment_2"})],
+)
+def test_a_state_has_the_old_schema(config: str, keys: set[str] | None) -> None:
+    state = trained(config).state_dict()
+    assert state.keys() == {"model", "optimizer", "trainer_options", "train_step_info"}
+    assert state["model"].keys() == {"full_precision"}
+    assert tuple(state["model"]["full_precision"]) == WEIGHTS
+    assert {one.dtype for one in state["model"]["full_precision"].values()} == {np.dtype(np.float32)}
+    assert state["trainer_options"] == {
+        "mixed_precision": False,
+        "zero_stage": 0,
+        "world_rank": 0,
+        "world_size": 1,
+        "optimizer_name": {"sgd": "SGDOptimizer", "adam": "AdamOptimizer", "lamb": "LambOptimizer"}[config],
+        "data_parallel_size": 1,
+        "horizontal_parallel_size": 1,
+    }
+    assert state["train_step_info"] == {"optimization_step": 2, "step": 2}
+    optimizer = dict(state["optimizer"])
+    if config == "lamb":
+        shared = optimizer.pop("shared_optimizer_state")
+        assert shared.keys() == {"step"}
+        assert (shared["step"].dtype, shared["step"].tolist()) == (np.int64, [3])
+    assert optimizer.keys() == (set() if keys is None else set(WEIGHTS))
+    for name, own in optimizer.items():
+        assert own.keys() == keys
+        assert own["Moment_1"].shape == own["Moment_2"].shape == state["model"]["full_precision"][name].shape
+        if config == "adam":
+            assert (own["Update_Count"].dtype, own["Update_Count"].tolist()) == (np.int64, [3])
+
+
+def test_a_state_of_mixed_precision_has_float32_weights_and_the_scale() -> None:
+    state = trained(mixed_precision={"enabled": True}).state_dict()
+    assert state["trainer_options"]["mixed_precision"] is True
+    assert {one.dtype for one in state["model"]["full_precision"].values()} == {np.dtype(np.float32)}
+    assert state["loss_scaler"] == {"loss_scale": 2.0**16, "stable_steps": 2}
+
+
+@pytest.mark.parametrize(
+    "section",
+    [{"loss_scale": "much"}, {"loss_scale": None}, {"loss_scale": 0.0}, {"loss_scale": float("nan")}]
+    + [{"loss_scale": 2.0, "stable_steps": count} for count in (-1, None, float("inf"))],
+    ids=str,
+)
+def test_a_scale_that_is_none_is_refused_and_changes_nothing(section: dict[str, Any]) -> None:
+    trainer = trained(mixed_precision={"enabled": True})
+    before = weights(trainer)
+    state = trained(steps=3, mixed_precision={"enabled": True}).state_dict()
+    with pytest.raises(RuntimeError, match=r"state_dict\[loss_scaler\] is "):
+        trainer.load_state_dict({**state, "loss_scaler": section})
+    assert all(np.array_equal(one, before[name]) for name, one in weights(trainer).items())
+    assert trainer._train_step_info.step == 2
+
+
+def test_a_module_loads_a_state_in_torchs_format() -> None:
+    trainer = trained(model=Normed(), utils={"frozen_weights": ["fc2.bias"]})
+    state = trainer.state_dict(pytorch_format=True)
+    assert all(isinstance(one, Tensor) for one in state.values())
+    model = Normed()
+    model.load_state_dict(state)
+    model.eval()
+    x, y = batches(1)[0]
+    torch.testing.assert_close(trainer.eval_step(x, y)[1], model(x).detach())
+    assert "fc2.bias" not in trainer.state_dict()["optimizer"]
+    assert "fc2.bias" in state
+
+
+def test_a_state_is_a_copy() -> None:
+    trainer = trained(batch={"gradient_accumulation_steps": 3})
+    state, before = trainer.state_dict(), trainer.state_dict()
+    losses(trainer, batches(3))
+    tree = torch.utils._pytree.tree_leaves
+    assert all(np.array_equal(a, b) for a, b in zip(tree(state), tree(before), strict=True))
+    assert state["gathered_gradients"].keys() == set(WEIGHTS)
+    state["model"]["full_precision"]["fc1.bias"][:] = 7
+    assert (weights(trainer)["fc1.bias"] != 7).all()
+
+
+def test_before_the_first_step_the_state_is_empty_or_the_one_that_waits() -> None:
+    trainer = make_trainer()
+    text = "Please run train_step or eval_step at least once before calling ORTTrainer.state_dict"
+    with pytest.warns(UserWarning, match=text):
+        assert trainer.state_dict() == {}
+    state = trained("sgd").state_dict()
+    trainer.load_state_dict(state)
+    with pytest.warns(UserWarning, match=text):
+        assert trainer.state_dict() == state
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("config", "deferred"), [("sgd", True), ("adam", False), ("lamb", True)])
+def test_a_loaded_trainer_goes_on_like_the_one_that_saved(config: str, deferred: bool) -> None:
+    first = trained(config, model=Normed())
+    state = first.state_dict()
+    second = make_trainer(CONFIGS[config](), Normed())
+    data = batches(3, seed=5)
+    if not deferred:
+        second.eval_step(*data[0])
+    second.load_state_dict(state)
+    found = []
+    for trainer in (first, second):
+        torch.manual_seed(9)
+        found.append((losses(trainer, data), weights(trainer), trainer.state_dict()["train_step_info"]))
+    assert found[0][0] == found[1][0]
+    assert found[0][2] == found[1][2] == {"optimization_step": 5, "step": 5}
+    assert all(np.array_equal(one, found[1][1][name]) for name, one in found[0][1].items())
+
+
+def test_a_deferred_state_that_does_not_fit_is_refused_at_each_step() -> None:
+    trainer = make_trainer(CONFIGS["adam"]())
+    trainer.load_state_dict({"model": {"full_precision": {}}, "optimizer": {}, "train_step_info": {}})
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="Missing keys: "):
+            trainer.train_step(*batches(1)[0])
+    trainer.load_state_dict(trained().state_dict())
+    trainer.train_step(*batches(1)[0])
+    assert trainer._train_step_info.step == 3
+
+
+def test_the_first_files_name_of_full_precision_is_known() -> None:
+    state = trained().state_dict()
+    state["model"]["fp32"] = state["model"].pop("full_precision")
+    trainer = make_trainer(CONFIGS["adam"]())
+    trainer.load_state_dict(state)
+    trainer.eval_step(*batches(1)[0])
+    assert np.array_equal(weights(trainer)["fc1.weight"], state["model"]["fp32"]["fc1.weight"])
+
+
+@pytest.mark.parametrize("one_session", [True, False])
+def test_weights_may_have_different_counts_of_updates(one_session: bool) -> None:
+    config = optim.AdamConfig(lr=0.01, max_norm_clip=1e9)
+    trainer = make_trainer(config, one_session=one_session)
+    x, y = batches(1)[0]
+    trainer.train_step(x, y)
+    state = trainer.state_dict()
+    state["optimizer"]["fc1.weight"]["Update_Count"][:] = 7
+    trainer.load_state_dict(state)
+    model = Mlp()
+    model.load_state_dict(trainer.state_dict(pytorch_format=True))
+    nn.functional.cross_entropy(model(x), y).backward()
+    trainer.train_step(x, y)
+    found, after = weights(trainer), trainer.state_dict()["optimizer"]
+    for name, parameter in model.named_parameters():
+        count = 7 if name == "fc1.weight" else 2
+        moments = [state["optimizer"][name][key] for key in ("Moment_1", "Moment_2")]
+        assert parameter.grad is not None
+        w, *_ = adam_step(parameter.detach(), *moments, count, parameter.grad, lr=0.01)
+        np.testing.assert_allclose(found[name], w, rtol=2e-5, atol=2e-6)
+        assert after[name]["Update_Count"] == [count + 1]

@@ -29,7 +29,7 @@ from torch.fx import Graph, GraphModule
 
 from ort_dynamo.compilation.compiler import Compilation
 from ort_dynamo.compilation.events import Listener
-from ort_dynamo.lowering.registry import kept_in_eager, registered
+from ort_dynamo.lowering.registry import eager_only, registered
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
 from ort_dynamo.torch_internals.kernels.operators import aten
@@ -166,7 +166,7 @@ def has_derivative(overload: str) -> bool:
 def test_every_lowering_with_a_derivative_is_checked() -> None:
     by_samples = {f"aten.{one}" for overloads in CHECKED_BY.values() for one in overloads.split()}
     checked = by_samples.union(*(written.names for written in WRITTEN))
-    ours = {str(overload) for overload in registered() - kept_in_eager().keys()}
+    ours = {str(overload) for overload in registered() - eager_only().keys()}
     assert {one for one in ours if has_derivative(one)} - checked - EXCLUDED.keys() == set()
     assert not EXCLUDED.keys() & checked
     assert not CHECKED_BY.keys() & NOT_CHECKED.keys()

@@ -154,7 +154,7 @@ def test_a_process_that_is_forked_meanwhile_goes_on(terminal: Terminal) -> None:
 def test_an_interpreter_that_exits_meanwhile_exits_at_once() -> None:
     program = (
         "import sys, threading, time\n"
-        "from ort_dynamo import progress\n"
+        "from ort_dynamo.program import progress\n"
         "progress._AFTER, progress._EVERY = 0.0, 0.001\n"
         "def compiles():\n"
         "    with progress.showing():\n"

@@ -36,7 +36,7 @@ _KNOWN_ABSENT: dict[tuple[int, int], set[str]] = {
 
 _HIDE = """
 import json
-from ort_dynamo.torch_internals import operators
+from ort_dynamo.torch_internals.kernels import operators
 hidden, look_up = set(json.loads({hidden!r})), operators._look_up
 def looked_up(name, owner, attribute):
     if name in hidden or {everything} and name.count(".") and not attribute.startswith("__"):
@@ -134,7 +134,7 @@ def test_the_absent_operators_of_the_installed_torch_are_the_known_ones(
     reported = with_everything_imported(
         "",
         f"""
-from ort_dynamo.torch_internals import operators
+from ort_dynamo.torch_internals.kernels import operators
 for name in {named_operators!r}:
     found = operators
     for part in name.split("."):

@@ -116,7 +116,7 @@ def test_a_fork_starts_processes_of_its_own(tmp_path: Path) -> None:
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from fused_examples import gelu
-from ort_dynamo.runtime import triton_workers
+from ort_dynamo.runtime.kernels import triton_workers
 from ort_dynamo.runtime.kernels.kernel_compiler import CompiledKernel, compile_kernels
 def one():
     assert isinstance(compile_kernels([gelu(1)], (9, 0))["gelu"], CompiledKernel)

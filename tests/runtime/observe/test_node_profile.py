@@ -213,7 +213,8 @@ import os, signal, sys, threading, warnings
 import torch
 from torch.profiler import ProfilerActivity, profile
 import ort_dynamo
-from ort_dynamo.runtime import boxed, observed_run
+from ort_dynamo.runtime import boxed
+from ort_dynamo.runtime.observe import observed_run
 
 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of threads in a process that forks
 compiled = torch.compile(lambda x: x.sin() * 2, backend="ort_train", options={"threads": 1})

@@ -93,7 +93,7 @@ def watch(
 
 def text(gm: GraphModule) -> str:
     """Return a graph as text, without the marks of segmenting."""
-    return re.sub(r"( \| |\s+# )answers=\(\)", "", graph_text(gm))
+    return re.sub(r"( \| |\s+# )size_facts=\(\)", "", graph_text(gm))
 
 
 def onnx_text(model: onnx.ModelProto) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 
-from ort_dynamo.lowering.registry import register_lowering
+from ort_dynamo.lowering import registry
 
 
 @torch.library.custom_op("faults::twice", mutates_args=())
@@ -21,9 +21,14 @@ twice.register_fake(torch.empty_like)
 twice.register_autograd(lambda ctx, gradient: twice(gradient))  # type: ignore[arg-type]
 
 
-@register_lowering(torch.ops.faults.twice.default)
 def lower_wrongly(ctx: Any, x: Any) -> Any:
     return ctx.op.Concat(x, axis=7)
+
+
+@pytest.fixture(autouse=True)
+def wrong_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FROM_OUTSIDE", {})  # of these tests alone: it changes what other tests may store
+    registry.register_lowering(torch.ops.faults.twice.default)(lower_wrongly)
 
 
 def step(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

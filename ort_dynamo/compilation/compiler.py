@@ -6,7 +6,8 @@ AOTAutograd calls the methods of `Compilation`: `partition`, `forward` and `back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -124,19 +125,10 @@ class Compilation:
         self.listeners.begun(graph)
         mark_nodes(gm)
         graph.functions = outside_functions(self.options.passes.extra_passes)
+        graph.spec = build_spec(self.options, self.target, self.device, role)
         probe = LoweringProbe.of(self.target)
-        while True:
-            # 4. Segment: nodes that a session runs become islands.
-            graph.segmented = segment(gm, probe, self.device, fused=self.target.fuses_kernels)
-            graph.spec = build_spec(self.options, self.target, self.device, role)
-            self.listeners.segmented(graph)
-            check_fallback(graph.segmented, self.options.segment, role)
-            # 5. Key, 6. lower, 7. rewrite and 8. open each island.
-            try:
-                graph.islands = open_islands(graph, self.island, self.listeners)
-                break
-            except ModelRefusedError as error:  # torch runs the nodes of this island
-                probe.refuse((node.name for node in error.island.graph.nodes), error.reason)
+        while not self.open(graph, probe):
+            stage("leaving an island that ONNX Runtime refuses to torch")
         segmented, outer = graph.segmented, graph.segmented.gm
         stage("preparing the graph that calls the sessions")
         for name, island in graph.islands.items():
@@ -151,9 +143,20 @@ class Compilation:
         run = boxed(outer, self.label, self.options.dump, InTorch(graph.whole), graph.origins)
         return self.listeners.finished(graph, run)
 
+    def open(self, graph: GraphCompilation, probe: LoweringProbe) -> bool:
+        """Cut a graph into islands and open each; False if ONNX Runtime refused one: `probe` leaves its nodes."""
+        # 4. Segment: nodes that a session runs become islands.
+        graph.segmented = segment(graph.gm, probe, self.device, fused=self.target.fuses_kernels)
+        self.listeners.segmented(graph)
+        check_fallback(graph.segmented, self.options.segment, graph.role)
+        # 5. Key, 6. lower, 7. rewrite and 8. open each island.
+        with _leaving_refused(probe) as refused:
+            graph.islands = open_islands(graph, self.island, self.listeners)
+        return not refused
+
     def island(self, island: GraphModule, graph: GraphCompilation) -> OpenedIsland:
         """Find the island in memory or on disk by its key, or build it."""
-        try:
+        with _refusals(island, replaced=self.options.replaces_refused_models):
             return open_island(
                 island,
                 graph.spec,
@@ -163,10 +166,6 @@ class Compilation:
                 reads=self.options.dump == DumpOptions(),  # an island that is saved or verified is built each time
                 built=self.listeners.built,
             )
-        except SessionError as error:
-            if not self.options.replaces_refused_models:
-                raise
-            raise ModelRefusedError(island, _refusal(error)) from error
 
     def passes(self, passes: Sequence[PassBase], gm: GraphModule) -> tuple[PassRecord, ...]:
         """Run FX passes on a graph."""
@@ -185,6 +184,24 @@ def build_spec(options: Options, target: Target, device: torch.device, role: str
     )
 
 
-def _refusal(error: SessionError) -> str:
-    """Give ONNX Runtime's words about a model, in a line, as the reason of a fallback."""
-    return f"ONNX Runtime refuses the model: {' '.join(str(error.facts['error']).split())}"
+@contextmanager
+def _refusals(island: GraphModule, *, replaced: bool) -> Iterator[None]:
+    """Raise a ModelRefusedError, with ONNX Runtime's words in a line, for a model that ONNX Runtime refuses."""
+    try:
+        yield
+    except SessionError as error:
+        if not replaced:
+            raise
+        words = " ".join(str(error.facts["error"]).split())
+        raise ModelRefusedError(island, f"ONNX Runtime refuses the model: {words}") from error
+
+
+@contextmanager
+def _leaving_refused(probe: LoweringProbe) -> Iterator[list[str]]:
+    """Have `probe` refuse the nodes of an island whose model ONNX Runtime refuses; the list has the reason then."""
+    reasons: list[str] = []
+    try:
+        yield reasons
+    except ModelRefusedError as error:
+        probe.refuse((node.name for node in error.island.graph.nodes), error.reason)
+        reasons.append(error.reason)

@@ -77,7 +77,7 @@ def test_torch_logs_shows_each_graph(logs: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("stage", "shown"),
-    [("partition", "saved for the backward"), ("passes", "passes changed the"), ("cache", "island ")],
+    [("compilation", "saved for the backward"), ("passes", "passes changed the"), ("cache", "island ")],
 )
 def test_torch_logs_shows_one_stage(stage: str, shown: str, tmp_path: Path) -> None:
     done = ran("-c", PROGRAM, folder=tmp_path, TORCH_LOGS=f"+ort_dynamo.{stage}")

@@ -62,7 +62,7 @@ def test_private_attributes_of_torchs_objects_are_read_behind_the_door(trees: di
     found = {
         f"{path.parent.name}/{path.name}:{node.lineno} {node.attr}"
         for path, tree in trees.items()
-        if "torch_internals" not in (path.parent.name, path.stem)
+        if "torch_internals" not in (*path.parts, path.stem)
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr in _ATTRIBUTES
     }

@@ -32,7 +32,7 @@ def test_neither_graphs_nor_sessions_stay(call: Callable[..., Any]) -> None:
     for _ in range(3):
         call(model, *given)
     CACHE.clear()
-    assert alive() == before
+    assert all(count <= before[kind] for kind, count in alive().items())  # some of other tests may be freed
 
 
 @pytest.mark.parametrize("call", [ort_dynamo.verify, ort_dynamo.explain])

@@ -33,7 +33,15 @@ os.environ.setdefault("ORT_DYNAMO_CACHE", "0")
 gc.set_threshold(50_000, 20, 100)
 
 TESTS = Path(__file__).resolve().parent
-OPERATORS = (TESTS / "lowering" / "ops", TESTS / "opinfo")
+OPERATORS = (
+    TESTS / "lowering" / "ops",
+    TESTS / "opinfo",
+    *(
+        TESTS / "cuda" / f"test_{name}.py"
+        for name in ("cuda_forms", "integer_forms", "kernel_facts", "operators_on_cuda")
+    ),
+)
+"""Folders and files with tests of single operators."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = {name: _part(config, name) for name in ("--operators", "--others")}
     left_out: set[pytest.Item] = set()
     for item in items:
-        is_operator = any(folder in item.path.parents for folder in OPERATORS)
+        is_operator = any(place in (item.path, *item.path.parents) for place in OPERATORS)
         chosen, parts = wanted["--operators" if is_operator else "--others"]
         if zlib.crc32(item.nodeid.encode()) % parts + 1 not in chosen:
             left_out.add(item)

@@ -93,7 +93,7 @@ def typing(session: nox.Session) -> None:
     session.chdir(outside)
     session.run("mypy", "--strict", "user_program.py")
     session.run("pyright", "user_program.py")
-    # Where types are missing it ends with 1. Some are missing for good: pyright knows none of torch.SymInt's.
+    # pyright ends with 1 if types are missing. It knows none of torch.SymInt's.
     session.run("pyright", "--verifytypes", "ort_dynamo", "--ignoreexternal", success_codes=[0, 1])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import zlib
 from collections.abc import Iterator
@@ -70,6 +71,15 @@ def _part(config: pytest.Config, name: str) -> tuple[set[int], int]:
     if not all(one.isdecimal() and parts.isdecimal() and 1 <= int(one) <= int(parts) for one in numbers):
         raise pytest.UsageError(f"{name}={asked}: K/N or K,K/N, with each K from 1 to N")
     return set(map(int, numbers)), int(parts)
+
+
+@pytest.fixture(autouse=True)
+def same_logger() -> Iterator[None]:
+    logger = logging.getLogger("orttraining")  # an ORTModule sets its level
+    level, disabled = logger.level, logger.disabled
+    yield
+    logger.setLevel(level)
+    logger.disabled = disabled
 
 
 @pytest.fixture(autouse=True)

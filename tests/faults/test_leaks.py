@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from leaks import Sample, compiles, excess, grown_types, measure, steps, wraps
-
-
-@pytest.fixture(autouse=True)
-def same_logger() -> Iterator[None]:
-    logger = logging.getLogger("orttraining")  # an ORTModule sets its level
-    level = logger.level
-    yield
-    logger.setLevel(level)
 
 
 def test_steps_keep_nothing() -> None:

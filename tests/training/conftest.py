@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,12 +16,3 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_said", set())
     monkeypatch.setattr(graph_optimizer_registry, "_REGISTERED", [])
     monkeypatch.setattr(custom_gradients, "_DEFINED", {})
-
-
-@pytest.fixture(autouse=True)
-def same_logger() -> Iterator[None]:
-    logger = logging.getLogger("orttraining")
-    level, disabled = logger.level, logger.disabled
-    yield
-    logger.setLevel(level)
-    logger.disabled = disabled

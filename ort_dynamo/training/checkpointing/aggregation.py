@@ -113,12 +113,13 @@ def _order(paths: Sequence[PathOrFile]) -> list[tuple[PathOrFile, dict[str, Any]
 
 
 def _check_options(options: Mapping[str, Any], path: PathOrFile) -> None:
+    options = {_STAGES: 1, **options}
     least = {"world_rank": 0, "world_size": 1, "zero_stage": 0, "data_parallel_size": 1, "horizontal_parallel_size": 1}
     least[_STAGES] = 1
     for key in ("world_rank", *_SAME, _STAGES):
-        if key not in options and key != _STAGES:
+        if key not in options:
             raise CheckpointFileError(path=describe(path), reason=f"its trainer_options have no {key!r}")
-        if key in least and not (isinstance(options.get(key, 1), int) and options.get(key, 1) >= least[key]):
+        if key in least and not (isinstance(options[key], int) and options[key] >= least[key]):
             reason = f"its trainer option {key!r} cannot be {options[key]!r}"
             raise CheckpointFileError(path=describe(path), reason=reason)
 

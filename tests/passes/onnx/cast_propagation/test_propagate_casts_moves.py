@@ -63,7 +63,7 @@ def test_a_widening_moves_to_where_the_value_is_smaller() -> None:
 
 
 def test_all_other_readers_of_a_value_inside_a_region_get_it_widened() -> None:
-    # Where ONNX Runtime's own pass stops at the first reader with another float32 operand and forgets the next (Q1).
+    # ONNX Runtime's own pass stops at the first reader with another float32 operand, and forgets the next (Q1).
     check(
         """g (float16[6] x, float[6] v) => (float[6] y, float[6] z, float[6] w) {
             a = => f32(x) n = Neg (a) r = Relu (n) y = Add (r, v) z = Exp (r) w = Max (r, v) }""",

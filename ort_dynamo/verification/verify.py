@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from torch.fx import GraphModule
 
 from ort_dynamo.compilation.choose_target import placement_threads, session_device
 from ort_dynamo.compilation.compiler import Compilation
+from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.passes.rewrites import Rewrite, watched_rewrites
 from ort_dynamo.program.program_state import modules_of, read_by
@@ -62,7 +64,7 @@ def verify(
     Raises:
         UnknownOptionError, InvalidOptionError: bad options.
         InvalidArgumentError: the model is compiled by another backend, or `options` or `dynamic` is given for a
-            compiled one.
+            compiled one; or FSDP has sharded it.
     """
     asked = asked_settings("verify", model, options=options, dynamic=dynamic)
     parsed = parse_options(asked.mode, asked.options)
@@ -70,6 +72,7 @@ def verify(
     if asked.is_own:
         inner = generated_function(inner)
     read = read_by(inner)
+    _refuse_shards(inner, *read.values())
     step = Step(
         args, kwargs, modules_of(inner), others=tuple(one for one in read.values() if not isinstance(one, nn.Module))
     )
@@ -83,6 +86,21 @@ def verify(
                 return next(filter(None, found), None)
 
         return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder), find)
+
+
+def _refuse_shards(*models: Any) -> None:
+    """Refuse modules whose parameters FSDP has sharded.
+
+    It puts gradients into shards by hooks of a backward pass, so the step has none. And each run of the step waits for
+    all other ranks, of which some may find no difference, and go on.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kinds = tuple(getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule") if hasattr(fsdp, name))
+    modules = (one for model in models if isinstance(model, nn.Module) for one in model.modules())
+    sharded = next((one for one in modules if isinstance(one, kinds)), None)
+    if sharded is not None:
+        expected = "a model that FSDP has not sharded; in a sharded one the option verify=1 checks each graph"
+        raise InvalidArgumentError(function="verify", name="model", value=type(sharded), expected=expected)
 
 
 def _in_eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

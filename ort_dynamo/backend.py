@@ -20,6 +20,7 @@ from ort_dynamo.listeners.save_files import SaveFiles
 from ort_dynamo.listeners.trace_cache import TraceCache, loading, stored_key
 from ort_dynamo.listeners.write_trace import WriteTrace
 from ort_dynamo.options.groups import Options, parse_options
+from ort_dynamo.program.garbage import fewer_collections
 from ort_dynamo.program.progress import showing
 from ort_dynamo.report.counts import report_left_out, reset_messages
 from ort_dynamo.report.record import RECORDS, CompileRecord
@@ -68,6 +69,7 @@ def ort_train(
 
 
 @showing()
+@fewer_collections()
 def compile_recorded(
     gm: GraphModule, example_inputs: Sequence[Any], options: Options
 ) -> tuple[Callable[..., Any], CompileRecord]:
@@ -111,6 +113,7 @@ def _listeners(options: Options, records: Records, *others: Listener) -> list[Li
 
 
 @showing()
+@fewer_collections()
 def compile_step(
     gm: GraphModule,
     example_inputs: Sequence[Any],

@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from ort_dynamo.errors import OrtDynamoError, PassBrokeGraphError, PassFailedError
 from ort_dynamo.graph.build import PassRecord
 from ort_dynamo.passes.fx.analysis.fake_values import FakeValues, caller_layout, differences
+from ort_dynamo.passes.rewrites import noting_rewrites
 from ort_dynamo.torch_internals.pytree import tree_leaves
 
 __all__ = ["run_passes"]
@@ -56,6 +57,7 @@ def run_passes(
     values: FakeValues | _OutputTypes = FakeValues(graph) if isinstance(graph, GraphModule) else _OutputTypes(graph)
     checker = _checker(graph) if check else None
     records = []
+    note = noting_rewrites(graph)
     counted = _operators(graph)
     for pass_ in passes:
         name = repr(pass_) if dataclasses.is_dataclass(pass_) else type(pass_).__name__
@@ -66,6 +68,7 @@ def run_passes(
             seconds = time.perf_counter() - begin
             if result.modified:
                 values.update()
+                note(name)
         except OrtDynamoError:
             raise  # it tells the user the remedy
         except Exception as error:

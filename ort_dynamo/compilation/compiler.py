@@ -42,14 +42,6 @@ from ort_dynamo.targets.target import Target
 __all__ = ["Compilation", "build_spec"]
 
 
-class ModelRefusedError(Exception):
-    """ONNX Runtime refused the model of an island, and torch is to run its nodes."""
-
-    def __init__(self, island: GraphModule, reason: str) -> None:
-        super().__init__(reason)
-        self.island, self.reason = island, reason
-
-
 class Compilation:
     """The compile of one graph of Dynamo's.
 
@@ -150,22 +142,21 @@ class Compilation:
         self.listeners.segmented(graph)
         check_fallback(graph.segmented, self.options.segment, graph.role)
         # 5. Key, 6. lower, 7. rewrite and 8. open each island.
-        with _leaving_refused(probe) as refused:
+        with _leaving_refused(graph, probe, replaced=self.options.replaces_refused_models) as refused:
             graph.islands = open_islands(graph, self.island, self.listeners)
         return not refused
 
     def island(self, island: GraphModule, graph: GraphCompilation) -> OpenedIsland:
         """Find the island in memory or on disk by its key, or build it."""
-        with _refusals(island, replaced=self.options.replaces_refused_models):
-            return open_island(
-                island,
-                graph.spec,
-                graph.role,
-                functions={**outside_lowerings(island), **graph.functions},
-                cache=self.cache,
-                reads=self.options.dump == DumpOptions(),  # an island that is saved or verified is built each time
-                built=self.listeners.built,
-            )
+        return open_island(
+            island,
+            graph.spec,
+            graph.role,
+            functions={**outside_lowerings(island), **graph.functions},
+            cache=self.cache,
+            reads=self.options.dump == DumpOptions(),  # an island that is saved or verified is built each time
+            built=self.listeners.built,
+        )
 
     def passes(self, passes: Sequence[PassBase], gm: GraphModule) -> tuple[PassRecord, ...]:
         """Run FX passes on a graph."""
@@ -185,23 +176,20 @@ def build_spec(options: Options, target: Target, device: torch.device, role: str
 
 
 @contextmanager
-def _refusals(island: GraphModule, *, replaced: bool) -> Iterator[None]:
-    """Raise a ModelRefusedError, with ONNX Runtime's words in a line, for a model that ONNX Runtime refuses."""
+def _leaving_refused(graph: GraphCompilation, probe: LoweringProbe, *, replaced: bool) -> Iterator[list[str]]:
+    """Have `probe` refuse the nodes of the island whose model ONNX Runtime refuses; the list has the reason then.
+
+    Args:
+        graph: the graph whose islands are opened meanwhile.
+        probe: the probe of its next cut.
+        replaced: False to raise the SessionError instead.
+    """
+    reasons: list[str] = []
     try:
-        yield
+        yield reasons
     except SessionError as error:
         if not replaced:
             raise
         words = " ".join(str(error.facts["error"]).split())
-        raise ModelRefusedError(island, f"ONNX Runtime refuses the model: {words}") from error
-
-
-@contextmanager
-def _leaving_refused(probe: LoweringProbe) -> Iterator[list[str]]:
-    """Have `probe` refuse the nodes of an island whose model ONNX Runtime refuses; the list has the reason then."""
-    reasons: list[str] = []
-    try:
-        yield reasons
-    except ModelRefusedError as error:
-        probe.refuse((node.name for node in error.island.graph.nodes), error.reason)
-        reasons.append(error.reason)
+        reasons.append(f"ONNX Runtime refuses the model: {words}")
+        probe.refuse((node.name for node in graph.opening.graph.nodes), reasons[0])

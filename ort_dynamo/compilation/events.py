@@ -40,6 +40,7 @@ class GraphCompilation:
         segmented: its islands, and the outer graph around them.
         spec: everything that decides how islands are built. A listener may change it until they are opened.
         functions: functions of the program that decide it, too.
+        opening: the island that is being opened, or was last.
         islands: the islands, by their names in the outer graph.
         whole: the graph as plain values, before it was cut into islands; set at the end.
         origins: the modules and lines that its nodes come from; set at the end.
@@ -55,6 +56,7 @@ class GraphCompilation:
     segmented: Segmented = field(init=False)
     spec: BuildSpec = field(init=False)
     functions: Mapping[str, Callable[..., Any]] = field(init=False)
+    opening: GraphModule = field(init=False)
     islands: dict[str, OpenedIsland] = field(init=False)
     whole: SerializedGraph = field(init=False)
     origins: NodeOrigins = field(init=False)
@@ -156,8 +158,13 @@ def open_islands(
         As `open_island` does, where the listener has no other way.
     """
     while True:
+        opened = {}
         try:
-            return {name: open_island(island, graph) for name, island in graph.segmented.islands.items()}
+            for name, island in graph.segmented.islands.items():
+                graph.opening = island
+                opened[name] = open_island(island, graph)
         except Exception as error:
             if not listener.failed(graph, error):
                 raise
+        else:
+            return opened

@@ -7,6 +7,7 @@ in the cache of compiled graphs, which unpickles nothing. If one of them is miss
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from ort_dynamo.torch_internals.aot_cache import BypassError, CacheMissError, Is
 from ort_dynamo.torch_internals.tracing.frames import current_compile_id
 
 __all__ = ["LOADING", "IslandPlace", "Loading", "StoredCode"]
+
+_log = logging.getLogger(__name__)  # TORCH_LOGS=+ort_dynamo shows it
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,7 @@ class StoredCode(OutputCode):
             dataclasses.replace(island, source=source, miss="", seconds=0.0)
             for island, (_, source) in zip(self._record.islands, found.values(), strict=True)
         )
+        _log.debug("%s graph: read from torch's cache, with %d island(s)", self._record.role, len(islands))
         loading.record(dataclasses.replace(self._record, islands=islands, seconds=0.0), self._partition)
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,33 +26,64 @@ from ort_dynamo.torch_internals.aot_cache import AOT_CACHE, precompiles
 __all__ = ["WORTH_IT", "TraceCache", "loading", "stored_key"]
 
 
-def stored_key(gm: GraphModule, options: Options, threads: int) -> str | None:
-    """Give our part of the key of AOTAutograd's cache; None if nothing of `gm` is stored.
+_log = logging.getLogger(__name__)  # TORCH_LOGS=+ort_dynamo shows it
 
-    Graphs with symbolic floats are not stored. An operator that needs a constant specializes on a float, such as 0.25.
-    AOTAutograd does not store this guard, so the result would be used for other values, too. Programs with added
-    passes on FX graphs or lowerings are not stored, since these decide the trace and may do anything. Nor are graphs
-    that are recorded in CUDA graphs.
-    """
-    extra = options.passes.extra_passes
-    if options.session.cuda_graphs:
-        return None
-    if any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in gm.graph.nodes):
-        return None
-    if has_outside_lowerings() or outside_fx_passes(first=True) or outside_fx_passes(extra, first=False):
-        return None
-    if not AOT_CACHE or options.dump != DumpOptions() or not _is_wanted(gm, options):
-        return None
+
+class NotStoredError(Exception):
+    """A graph whose trace is not to be stored, with the reason."""
+
+
+def stored_key(gm: GraphModule, options: Options, threads: int) -> str | None:
+    """Give our part of the key of AOTAutograd's cache; None, with a line in the log, if nothing of `gm` is stored."""
     try:
-        functions = outside_functions(extra)
-        spelled = [f"{role}: {spell_function(function)}" for role, function in sorted(functions.items())]
-    except NotKeyableError:
+        _check_stored(gm, options)
+        functions = _spell_functions(options)
+    except NotStoredError as error:
+        _log.debug("this graph is traced, and its trace is not stored: %s", error)
         return None
+    extra = options.passes.extra_passes
     passes = [*outside_onnx_passes(first=True), *outside_onnx_passes(extra, first=False)]
     decided = dataclasses.replace(options, cache=CacheOptions())
     settings = options.session.resolved(on_cuda=True)  # wherever the graph is going to run
-    context = (decided, settings, threads, torch.get_default_dtype(), *map(spell_pass, passes), *spelled)
+    context = (decided, settings, threads, torch.get_default_dtype(), *map(spell_pass, passes), *functions)
     return context_key(map(str, context), runtime_facts())
+
+
+def _check_stored(gm: GraphModule, options: Options) -> None:
+    """Check that the trace of a graph may be stored, and is worth it.
+
+    An operator that needs a constant specializes on a symbolic float, such as 0.25. AOTAutograd does not store this
+    guard, so the result would be used for other values, too. A program's own lowerings and passes on FX graphs decide
+    the trace and may do anything.
+
+    Raises:
+        NotStoredError: it is not.
+    """
+    extra = options.passes.extra_passes
+    if not AOT_CACHE:
+        raise NotStoredError("this torch stores nothing of a backend that is not its own")
+    if options.session.cuda_graphs:
+        raise NotStoredError("it is recorded in a CUDA graph")
+    if options.dump != DumpOptions():
+        raise NotStoredError("options save or check each compile")
+    if has_outside_lowerings() or outside_fx_passes(first=True) or outside_fx_passes(extra, first=False):
+        raise NotStoredError("the program has its own lowerings, or passes on FX graphs")
+    if any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in gm.graph.nodes):
+        raise NotStoredError("it has a symbolic float")
+    _check_wanted(gm, options)
+
+
+def _spell_functions(options: Options) -> list[str]:
+    """Give the functions of the program that decide the result, as text.
+
+    Raises:
+        NotStoredError: one of them has no text.
+    """
+    functions = outside_functions(options.passes.extra_passes)
+    try:
+        return [f"{role}: {spell_function(function)}" for role, function in sorted(functions.items())]
+    except NotKeyableError as error:
+        raise NotStoredError(f"a function of the program cannot be spelled: {error}") from error
 
 
 WORTH_IT = 250
@@ -65,11 +97,14 @@ BERT, Llama, ViT and ResNet on torch 2.13, two cores.)
 _seen = 0
 
 
-def _is_wanted(gm: GraphModule, options: Options) -> bool:
+def _check_wanted(gm: GraphModule, options: Options) -> None:
     global _seen
     _seen += len(gm.graph.nodes)
     asked = keeps_traces(options.cache)
-    return (_seen >= WORTH_IT or precompiles()) if asked is None else asked
+    if asked is False:
+        raise NotStoredError("the cache, or trace_cache, is off")
+    if asked is None and _seen < WORTH_IT and not precompiles():
+        raise NotStoredError(f"{_seen} nodes are traced so far, and torch's key takes as long as {WORTH_IT}")
 
 
 class TraceCache(Listener):

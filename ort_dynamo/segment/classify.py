@@ -20,7 +20,7 @@ from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.lowering.translate import COND
 from ort_dynamo.passes.fx.analysis.mutation import writes_input
 from ort_dynamo.program.progress import counted
-from ort_dynamo.torch_internals.kernels.operators import HigherOrderOperator, OpOverload, aten
+from ort_dynamo.torch_internals.kernels.operators import HigherOrderOperator, OpOverload, aten, is_collective
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.sizes.symbols import given_expression
 
@@ -96,9 +96,6 @@ _SIZE_READS = frozenset(
 )
 """Operators that ask a tensor for a scalar, not for its data."""
 
-_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d"})
-"""Namespaces of torch.distributed's operators."""
-
 _ASSERTIONS = (aten._assert_async.default, aten._assert_async.msg, aten._assert_tensor_metadata.default)
 
 
@@ -106,7 +103,7 @@ def _without_trial(node: Node, carried: Set[Any]) -> Place | None:
     """Return the place of a node that torch runs even if it can be lowered, or None."""
     if node.meta.get(RANDOM):
         return Place.RANDOM
-    if isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES:
+    if is_collective(node.target):
         return Place.COLLECTIVE
     if isinstance(node.target, OpOverload) and node.target.namespace == OBSERVERS:
         return Place.OBSERVER

@@ -10,14 +10,19 @@ from ort_dynamo.verification.compare import differences
 from ort_dynamo.verification.find_fault import find_fault
 from ort_dynamo.verification.in_double import InDouble
 from ort_dynamo.verification.record import Recorder
-from ort_dynamo.verification.result import Verification
+from ort_dynamo.verification.result import Fault, Verification
 from ort_dynamo.verification.step import Step
 
 __all__ = ["check"]
 
 
 def check(
-    step: Step, eager: Callable[..., Any], compiled: Callable[..., Any], recorder: Recorder, folder: Path
+    step: Step,
+    eager: Callable[..., Any],
+    compiled: Callable[..., Any],
+    recorder: Recorder,
+    folder: Path,
+    otherwise: Callable[[], Fault | None] = lambda: None,
 ) -> Verification:
     """Run a step in eager mode and compiled, compare, and find the fault.
 
@@ -27,6 +32,7 @@ def check(
         compiled: the same function, compiled with `recorder` among the listeners.
         recorder: records what runs when it is asked to.
         folder: where a program that repeats the fault is written.
+        otherwise: looks for the fault before the graphs, where all that runs is right.
     """
     expected = step.observe(eager)
     found = step.observe(compiled)
@@ -40,6 +46,6 @@ def check(
     if listed:
         with recorder.recording():
             step.observe(compiled)
-        fault = find_fault(recorder.runs, folder)
+        fault = find_fault(recorder.runs, folder) or otherwise()
         recorder.runs = []
     return Verification(len(expected), len(recorder.graphs), listed, fault)

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ort_dynamo.torch_internals.fakes import storage_identity
 from ort_dynamo.torch_internals.kernels.dispatcher import TorchDispatchMode
-from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, schema_of
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_collective, schema_of
 from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
 
 __all__ = ["InDouble"]
@@ -28,8 +28,8 @@ class InDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs each operator twice: as the program calls it, and in float64 on float64 values of its own.
 
     The program sees its own results alone, with its own random numbers, autocast and in-place writes. Each allocation
-    of narrower floats has one of float64 beside it, which views of it share. Random operators, and kernels that torch
-    lacks in float64 and in float32, are not repeated: their float64 value is the program's.
+    of narrower floats has one of float64 beside it, which views of it share. Random operators, collectives, and kernels
+    that torch lacks in float64 and in float32, are not repeated: their float64 value is the program's.
     """
 
     supports_higher_order_operators = True
@@ -46,14 +46,14 @@ class InDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = (args, dict(kwargs or {}))
         if not isinstance(func, OpOverload):  # a higher-order operator: its results are taken as they are
             return func(*args, **given[1])
-        wide = None if _is_random(func) else tree_map(self._widen, given)
+        wide = None if _is_random(func) or is_collective(func) else tree_map(self._widen, given)
         results = func(*args, **given[1])
         made = None
         if func is aten.native_dropout.default:
             made = _dropped(self.read(args[0]), args[1], results)
         elif wide is not None and any(map(_is_narrow, tree_leaves((given, results)))):
             made = _first(func, wide, torch.float64, torch.float32)
-        if made is None and schema_of(func).is_mutable:
+        if made is None and (schema_of(func).is_mutable or is_collective(func)):  # whose schemas do not tell
             self._forget(args)
         self._note(results, made)
         return results

@@ -19,7 +19,8 @@ class Fault:
     Attributes:
         operator: the ATen operator, such as "aten.gelu.default"; "" where the fault is in no single one.
         node: its node in the graph, such as "gelu_5".
-        graph: "forward", "backward", "inference" or "training".
+        graph: "forward", "backward", "inference" or "training"; "joint" where it is in no single node of a graph that a
+            pass has changed before it is cut.
         module: the module that calls it, or whose gradient it computes, such as "layers.5.act (GELU)"; "" if none.
         line: the user's line.
         problem: how its result differs from torch's, for equal inputs.
@@ -124,5 +125,6 @@ _NO_GRAPH = " torch.compile found no graph in this call, so all of it ran in eag
 
 _NO_OPERATOR = (
     "No operator, pass or session differs by itself. Each graph, run by torch, has the results of ort_train: the cause "
-    "is before the graphs, in Dynamo's or AOTAutograd's trace, or in a pass on FX graphs. Try backend='aot_eager'."
+    "is before the graphs, in Dynamo's or AOTAutograd's trace, which backend='aot_eager' shows, or in a pass on FX "
+    "graphs, which ort_dynamo.verify names."
 )

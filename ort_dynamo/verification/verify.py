@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from torch.fx import GraphModule
 
 from ort_dynamo.compilation.choose_target import placement_threads, session_device
 from ort_dynamo.compilation.compiler import Compilation
+from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, parse_options
+from ort_dynamo.passes.rewrites import Rewrite, watched_rewrites
 from ort_dynamo.program.program_state import modules_of, read_by
 from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
@@ -22,9 +25,10 @@ from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, released, 
 from ort_dynamo.torch_internals.tracing.frames import generated_function, uncompiled
 from ort_dynamo.torch_internals.tracing.wrappers import zeros_in_memory
 from ort_dynamo.verification.check import check
+from ort_dynamo.verification.find_rewrite import find_rewrite
 from ort_dynamo.verification.record import Recorder
 from ort_dynamo.verification.repeat import FOLDER
-from ort_dynamo.verification.result import Verification
+from ort_dynamo.verification.result import Fault, Verification
 from ort_dynamo.verification.step import Step
 
 __all__ = ["verify"]
@@ -60,7 +64,7 @@ def verify(
     Raises:
         UnknownOptionError, InvalidOptionError: bad options.
         InvalidArgumentError: the model is compiled by another backend, or `options` or `dynamic` is given for a
-            compiled one.
+            compiled one; or FSDP has sharded it.
     """
     asked = asked_settings("verify", model, options=options, dynamic=dynamic)
     parsed = parse_options(asked.mode, asked.options)
@@ -68,12 +72,35 @@ def verify(
     if asked.is_own:
         inner = generated_function(inner)
     read = read_by(inner)
+    _refuse_shards(inner, *read.values())
     step = Step(
         args, kwargs, modules_of(inner), others=tuple(one for one in read.values() if not isinstance(one, nn.Module))
     )
     with untouched(), _uncompiled_in_place(step.modules.values()), closing(recorder), released() as around:
         compiled = compile_apart(inner, backend=_backend(parsed, recorder, around), dynamic=asked.dynamic)
-        return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder))
+
+        def find() -> Fault | None:
+            with _watched_backend(parsed, around) as (backend, compiles):
+                step.observe(compile_apart(inner, backend=backend, dynamic=asked.dynamic))
+                found = (find_rewrite(rewrites, recorded.runs) for rewrites, recorded in compiles)
+                return next(filter(None, found), None)
+
+        return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder), find)
+
+
+def _refuse_shards(*models: Any) -> None:
+    """Refuse modules whose parameters FSDP has sharded.
+
+    It puts gradients into shards by hooks of a backward pass, so the step has none. And each run of the step waits for
+    all other ranks, of which some may find no difference, and go on.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kinds = tuple(getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule") if hasattr(fsdp, name))
+    modules = (one for model in models if isinstance(model, nn.Module) for one in model.modules())
+    sharded = next((one for one in modules if isinstance(one, kinds)), None)
+    if sharded is not None:
+        expected = "a model that FSDP has not sharded; in a sharded one the option verify=1 checks each graph"
+        raise InvalidArgumentError(function="verify", name="model", value=type(sharded), expected=expected)
 
 
 def _in_eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -95,6 +122,25 @@ def _backend(
         return around(zeros_in_memory(compilation.run(gm, example_inputs), example_inputs))
 
     return backend
+
+
+@contextmanager
+def _watched_backend(
+    options: Options, around: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[tuple[Callable[..., Any], list[tuple[list[Rewrite], Recorder]]]]:
+    """Give a backend like `_backend`, and the list of its compiles: changes by passes, and what runs meanwhile."""
+    compiles: list[tuple[list[Rewrite], Recorder]] = []
+    with ExitStack() as recording:
+
+        def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            recorder = recording.enter_context(closing(Recorder()))
+            with watched_rewrites() as rewrites:
+                compiled = _backend(options, recorder, around)(gm, example_inputs)
+            recording.enter_context(recorder.recording())
+            compiles.append((rewrites, recorder))
+            return compiled
+
+        yield backend, compiles
 
 
 @contextmanager

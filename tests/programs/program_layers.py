@@ -110,7 +110,9 @@ def resize(draft: Draft, a: str, value: Tensor) -> str:
         f"F.interpolate({a}, size={tuple(size + 1 for size in value.shape[2:])})",
     ]
     if value.dim() == 4:
-        forms += [f"F.interpolate({a}, scale_factor=2, mode='bicubic')", f"F.pixel_unshuffle({a}, 2)"]
+        forms += [f"F.interpolate({a}, scale_factor=2, mode='bicubic')"]
+    if value.dim() == 4 and value.numel():  # torch's kernel and its meta function differ on nothing
+        forms += [f"F.pixel_unshuffle({a}, 2)"]
         forms += [f"F.pixel_shuffle({a}, 2)"] if value.shape[1] % 4 == 0 else []
     return draft.pick(forms)
 

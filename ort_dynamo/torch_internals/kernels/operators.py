@@ -35,6 +35,7 @@ __all__ = [
     "in_place_of",
     "inductor_prims",
     "is_absent",
+    "is_collective",
     "is_mutable",
     "is_pointwise",
     "is_view",
@@ -216,6 +217,15 @@ def is_view(target: object) -> bool:
     if not isinstance(target, OpOverload):
         return target is operator.getitem
     return not is_mutable(target) and any(one.alias_info is not None for one in schema_of(target).returns)
+
+
+_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d"})
+"""Namespaces of torch.distributed's operators."""
+
+
+def is_collective(target: object) -> bool:
+    """Check whether a node's target is an operator that exchanges data with other processes."""
+    return isinstance(target, OpOverload) and target.namespace in _COLLECTIVES
 
 
 def is_wait(node: Node) -> bool:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import functools
+import importlib
 import math
+import operator
+import re
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +31,15 @@ def test_the_place_of_the_source_does_not_enter() -> None:
     assert spell_function(define("def f(x): return x + 1")) == spell_function(
         define("\n\n\ndef f(x):\n    return x + 1")
     )
+
+
+VALUES = [
+    *(None, False, True, 0, 1, 0.0, 1.0, 0j, 1j, "", "a", b"", b"a", ..., np.float64(1), np.float32(1), np.int64(1)),
+    *(torch.float16, torch.device("cpu"), torch.device("cuda", 1), torch.strided, torch.sparse_coo),
+    *(torch.contiguous_format, torch.channels_last, ir.DataType.FLOAT, ir.DataType.DOUBLE, re.RegexFlag.A),
+    *((), (1,), (1, 2), (2, 1), [], [1], [1, 2], set(), {1}, {1, 2}, {}, {1: 2}, {1: 3}, {2: 3}, torch.Size([1, 2])),
+    *(np.array([1, 2]), np.array([[1, 2]]), np.array([1.0, 2.0]), np.array([1, 2], np.int32)),
+]
 
 
 def test_functions_that_do_different_things_have_different_spellings() -> None:
@@ -65,6 +79,28 @@ def test_functions_that_do_different_things_have_different_spellings() -> None:
         define("def f(x): return (lambda y: y + 2)(x)"),
         define("def f(x): return c(x)", c=math.sin),
         define("def f(x): return c(x)", c=torch.ops.aten.sin.default),
+        define("def f(x): return c(x)", c=torch.ops.aten.cos.default),
+        define("def f(x): return c(x)", c=torch.ops.aten.sin),
+        define("def f(x): return c(x)", c=operator.neg),
+        define("def f(x): return m.c(x)", m=torch),
+        define("def f(x): return m.c(x)", m=math),
+        define("def f(x): return c(x)"),
+        define("def f(x): return c(x)", c=int),
+        define("def f(x): return c(x)", c=float),
+        define("def f(): return c", c=operator),
+        *(define("def f(): return c", c=value) for value in VALUES),
+        *(define("def f(): return (c, 0)", c=value) for value in VALUES),
+        *(define("def g(c):\n    def f(): return c\n    return f\nf = g(c)", c=value) for value in VALUES),
+        define("def g(x): return x\ng.c = 1\ndef f(x): return g(x) + g.c"),
+        define("def g(x): return x\ng.c = 2\ndef f(x): return g(x) + g.c"),
+        define("def f(a, b): return a + b"),
+        define("def f(b, a): return a + b"),
+        define("def f(a, /, b): return a + b"),
+        define("def f(a, *, b): return a + b"),
+        define("def f(a, *b): return a"),
+        define("def f(a, **b): return a"),
+        functools.partial(define("def f(x, y): return x + y"), 1),
+        functools.partial(define("def f(x, y): return x - y"), 1),
     ]
     assert len({spell_function(f) for f in functions}) == len(functions)
 
@@ -75,6 +111,59 @@ def test_functions_that_call_each_other_are_spelled() -> None:
     assert spell_function(define(pair.format(n=1))) != spell_function(define(pair.format(n=2)))
 
 
+@pytest.mark.parametrize("values", [(frozenset({1, 2, 3}), frozenset({3, 2, 1})), ({"a", "b"}, {"b", "a"})], ids=str)
+def test_sets_have_no_order(values: tuple[Any, Any]) -> None:
+    first, second = (spell_function(define("def f(): return c", c=value)) for value in values)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "module", ["numpy", "onnx", "onnx_ir", "onnxscript", "ort_dynamo", "sympy", "torch", "math", "torch.nn.functional"]
+)
+def test_packages_whose_versions_are_in_the_key_are_spelled_by_name(module: str) -> None:
+    found = importlib.import_module(module)
+    assert f"module({module})" in spell_function(define("def f(x): return m.f(x)", m=found))
+    assert f"import {module}" not in spell_function(define(f"def f(x):\n    import {module}\n    return x"))
+
+
+def test_python_and_numpy_enter_by_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = define("def f(x): return x + 1")
+    spellings = {spell_function(f)}
+    monkeypatch.setattr(np, "__version__", "another")
+    spellings.add(spell_function(f))
+    monkeypatch.setattr("sys.implementation", SimpleNamespace(cache_tag="another"))
+    spellings.add(spell_function(f))
+    assert len(spellings) == 3
+
+
+Pair = namedtuple("Pair", "a b")
+Color = enum.IntEnum("Color", "RED GREEN")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Pair(1, 2),
+        Color.RED,
+        type("Int", (int,), {})(1),
+        type("Float", (float,), {})(1.0),
+        type("Text", (str,), {})("a"),
+        type("List", (list,), {})([1]),
+        type("Set", (set,), {})({1}),
+        type("Partial", (functools.partial,), {})(math.sin, 1),
+        defaultdict(list, {1: 2}),
+        OrderedDict({1: 2}),
+        np.ma.masked_array([1, 2], [True, False]),
+        np.array([None]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_of_a_derived_class_has_no_text(value: Any) -> None:
+    # Its class may hold more than the class that it derives from, such as the names of a tuple's elements.
+    with pytest.raises(NotKeyableError):
+        spell_function(define("def f(x): return x + c.a", c=value))
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -82,10 +171,12 @@ def test_functions_that_call_each_other_are_spelled() -> None:
         define("def f(x): return x + c", c=object()),
         define("def f(x): return m.helper(x)", m=ModuleType("mine")),
         define("def f(x):\n    import mine\n    return x"),
+        define("def f(x):\n    def g():\n        import mine\n    return g"),
+        define("def f(x):\n    import mine.torch\n    return x"),
         define("class C: pass\ndef f(x): return C()"),
         [].append,
     ],
-    ids=["tensor", "object", "module", "import", "class", "bound method"],
+    ids=["tensor", "object", "module", "import", "nested import", "import below", "class", "bound method"],
 )
 def test_function_that_cannot_be_serialized_has_no_key(function: Callable[..., Any]) -> None:
     with pytest.raises(NotKeyableError):

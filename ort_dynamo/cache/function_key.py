@@ -131,7 +131,7 @@ def _is_named(value: Any) -> bool:
 
 def _is_versioned(module: str) -> bool:
     top = module.partition(".")[0]
-    return top in _VERSIONED or (top in sys.stdlib_module_names and top != "__main__") or top == "builtins"
+    return top in _VERSIONED or top in sys.stdlib_module_names  # with builtins, and without __main__
 
 
 def _qualified(value: Any) -> str:

@@ -219,6 +219,30 @@ def test_operators_that_onnx_defines_by_others_become_these() -> None:
         assert len(set(names)) == len(names)
 
 
+def test_names_that_it_makes_are_new() -> None:
+    body = """g (float[2, 3] x) => (float[2, 3] y, int64[1] z) {
+        a = Relu (x) b = Relu (a) y = Gelu (b) z = Shape <start = 0, end = 1> (b) }"""
+
+    def names(model: ir.Model) -> list[str]:
+        nodes = [one for graph in (model.graph, *model.graph.subgraphs()) for one in graph]
+        return [str(one.name) for one in (*nodes, *(value for node in nodes for value in node.outputs)) if one.name]
+
+    model = parsed(body)
+    given = set(names(model))
+    LowerOpset(14)(model)
+    made = sorted(set(names(model)) - given)
+    assert len(made) > 2
+    for name in made:
+        of_node, of_value = parsed(body), parsed(body)
+        of_node.graph.node(0).name = of_value.graph.node(0).outputs[0].name = name
+        for one in (of_node, of_value):
+            LowerOpset(14)(one)
+            nodes = [node.name for node in one.graph if node.name]
+            values = [value.name for node in one.graph for value in node.outputs]
+            assert len(set(nodes)) == len(nodes)
+            assert len(set(values)) == len(values)
+
+
 def test_a_type_that_nobody_knows_is_refused_where_the_older_opset_has_fewer() -> None:
     model = ir.from_onnx_text(
         '<ir_version: 8, opset_import: ["" : 20, "other" : 1]>\n'
@@ -247,6 +271,9 @@ def ints(*numbers: int) -> Array:
     [
         (SIGNATURE, "y = Shape <start = -2> (x)", {"x": FLOATS}, 14),
         (SIGNATURE, "y = Shape <start = -9, end = 2> (x)", {"x": FLOATS}, 14),
+        (SIGNATURE, "y = Shape <end = 2> (x)", {"x": FLOATS}, 14),
+        (SIGNATURE, "y = Shape <end = -1> (x)", {"x": FLOATS}, 14),
+        (SIGNATURE, "y, z = Split <num_outputs = 2> (x)", {"x": FLOATS}, 17),
         (SIGNATURE, "y, z, w = Split <axis = 1, num_outputs = 3> (x)", {"x": FLOATS}, 17),
         ("float[2, 5, 4] x", "y, z, w = Split <axis = -2, num_outputs = 3> (x)", {"x": FLOATS}, 17),
         ("float[2, 5, 4] x", "y, z = Split <axis = 2, num_outputs = 2> (x)", {"x": FLOATS}, 12),

@@ -18,12 +18,12 @@ def text(body: str, opset: int = 20) -> str:
     return f'<ir_version: 8, opset_import: ["" : {opset}]>\n{body}'
 
 
-def parsed(body: str) -> ir.Model:
-    return ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(ir.from_onnx_text(text(body)))))
+def parsed(body: str, opset: int = 20) -> ir.Model:
+    return ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(ir.from_onnx_text(text(body, opset)))))
 
 
-def refusal(body: str, version: int) -> str:
-    model = parsed(body)
+def refusal(body: str, version: int, opset: int = 20) -> str:
+    model = parsed(body, opset)
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     with pytest.raises(OpsetError) as error:
         LowerOpset(version)(model)
@@ -116,11 +116,22 @@ def test_softmax_of_the_last_axis_stays_before_opset_13() -> None:
         ("AveragePool <kernel_shape = [2, 2], ceil_mode = 1> (x)", 18, "ceil_mode"),
         ('GridSample <mode = "linear"> (x, x)', 15, "it is of opset 16"),
         ('Pad <mode = "wrap"> (x, pads)', 18, "its mode 'wrap' is of opset 19"),
+        ('Pad <mode = "wrap"> (x, pads, , k)', 17, "its mode 'wrap' is of opset 19"),
+        ("Pad (x, pads, , i)", 17, "its pads were of all axes, and which these are is not known"),
+        ("DequantizeLinear (q, s, q)", 12, "its scale was a scalar"),
+        ("QuantizeLinear (x, s)", 12, "its scale was a scalar"),
+        ("GridSample (v, i5)", 19, "its input had four dimensions"),
+        ("RoiAlign (x, r, i)", 15, "its coordinates were not shifted by half a pixel"),
+        ("Split <num_outputs = 1> (u)", 12, "the sizes of its parts were an attribute"),
+        ("MaxPool <kernel_shape = [2, 2], ceil_mode = 1> (x)", 21, "ceil_mode"),
+        ("LpPool <kernel_shape = [2, 2], ceil_mode = 1> (x)", 21, "ceil_mode"),
     ],
 )
 def test_nodes_with_another_meaning_in_the_older_opset_are_refused(node: str, version: int, reason: str) -> None:
-    body = "g (float[1, 1, 4, 2] x, int64[8] pads) => (float[a, b, c, d] y) { y = " + node + " }"
-    assert reason in refusal(body, version)
+    inputs = """float[1, 1, 4, 2] x, int64[8] pads, int64[n] i, uint8[2] q, float[2] s, float[n, 4] r,
+        float[1, 1, 2, 2, 2] v, float[1, 2, 2, 2, 3] i5, float[m] u"""
+    body = f"g ({inputs}) => (y) {{ k = Constant <value_ints = [0]> () y = {node} }}"
+    assert reason in refusal(body, version, 23)
 
 
 def test_average_pools_of_whole_windows_stay() -> None:
@@ -303,6 +314,9 @@ def ints(*numbers: int) -> Array:
             {"x": IMAGE, "g": GRID},
             19,
         ),
+        (SIGNATURE, "y = ReduceLogSumExp <noop_with_empty_axes = 1> (x)", {"x": FLOATS}, 17),
+        (SIGNATURE, "y = ReduceMin <noop_with_empty_axes = 1> (x)", {"x": FLOATS}, 17),
+        (SIGNATURE, "y = ReduceMean <keepdims = 0> (x)", {"x": FLOATS}, 17),
         (SIGNATURE, "y = LogSoftmax <axis = 1> (x)", {"x": FLOATS}, 12),
         (SIGNATURE, 'y = Gelu <approximate = "tanh"> (x)', {"x": FLOATS}, 13),
         (SIGNATURE, "y = Mish (x)", {"x": FLOATS}, 13),

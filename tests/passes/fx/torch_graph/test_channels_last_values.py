@@ -94,3 +94,14 @@ def test_late_expansion_has_traced_strides_for_other_readers() -> None:
         return means.expand(2, 8, 6, 6).exp().view(2, -1).cumsum(1), means.expand(2, 8, 6, 6) + 1, conv(x, w)
 
     converted(function, IMAGES, WEIGHT)
+
+
+def test_copies_that_a_caller_gets_share_no_memory() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        images = conv(x, w).permute(0, 2, 3, 1)
+        return images.contiguous(), images.contiguous()
+
+    gm, modified = converted(function, IMAGES, WEIGHT)
+    assert modified
+    first, second = gm(IMAGES, WEIGHT)
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.functions import CleanDiv, FloorDiv
 
 from ort_dynamo.cache import graph_key as graph_keys
 from ort_dynamo.cache.graph_key import GraphKey, graph_key
@@ -29,7 +31,12 @@ def fake(*shape: int, **made: Any) -> torch.Tensor:
 
 
 def graph_of(
-    *arguments: Any, target: Any = aten.add.Tensor, meta: dict[str, Any] | None = None, val: Any = None, **keywords: Any
+    *arguments: Any,
+    target: Any = aten.add.Tensor,
+    meta: dict[str, Any] | None = None,
+    val: Any = None,
+    returned: bool = True,
+    **keywords: Any,
 ) -> GraphModule:
     """A graph of two inputs, x and y, and a call; "x" and "y" among its arguments are these inputs."""
     graph = Graph()
@@ -39,7 +46,7 @@ def graph_of(
     given = [inputs[one] if one in ("x", "y") else one for one in arguments]
     node = graph.call_function(target, tuple(given), keywords)
     node.meta = {"val": fake(2, 3) if val is None else val, **(meta or {})}
-    graph.output((node,))
+    graph.output((node if returned else inputs["x"],))
     return GraphModule({}, graph)
 
 
@@ -86,7 +93,7 @@ def test_lists_are_tuples() -> None:
 
 
 def test_operators_that_differ_make_keys_that_differ() -> None:
-    targets = aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, operator.add, operator.sub, torch.add
+    targets = aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, operator.add, operator.sub, operator.pow, math.pow
     assert_all_differ([graph_of("x", "y", target=target) for target in targets])
 
 
@@ -109,6 +116,7 @@ def test_results_that_differ_make_keys_that_differ() -> None:
         True,
     ]
     assert_all_differ([graph_of("x", val=value) for value in values])
+    assert_all_differ([graph_of("x", val=value, returned=False) for value in values])
 
 
 @pytest.mark.parametrize("value", [object(), torch.nn.Identity(), b"1", {1}], ids=["object", "module", "bytes", "set"])
@@ -159,9 +167,14 @@ def test_scalars_that_differ_as_expressions_make_keys_that_differ() -> None:
     n, m = next(sizes), next(sizes)
     flag, scale = shapes.create_unbacked_symbool(), shapes.create_unbacked_symfloat()
     values = [n, n + 1, n * 2, n + m, n * m, n // 2, n % 2, m - n, n > 5, n >= 5, flag, scale, scale + 1.0, scale * 2.0]
+    values += [scale * 0.1, scale * 0.10000000000000002]  # equal in 15 digits
     assert_all_differ([graph_of("x", val=value) for value in values])
     assert_all_differ([graph_of("x", val=(n, value)) for value in values])
+    assert_all_differ([graph_of("x", val=(n, m, one)) for one in (n, m, n + m, 5, 6)])
     assert key(graph_of("x", val=(n, n))) == key(graph_of("x", val=(m, m)))
+    with FakeTensorMode(shape_env=shapes):
+        first, second = (graph_of("x", val=torch.empty(one, 3, one)) for one in (n, m))
+    assert key(first) == key(second)
 
 
 def test_the_kind_of_a_symbol_enters() -> None:
@@ -171,18 +184,24 @@ def test_the_kind_of_a_symbol_enters() -> None:
     assert_all_differ([graph_of("x", val=n) for n in (size, unbacked)])
 
 
-def test_sympys_assumptions_about_a_symbol_enter() -> None:
-    about = [sympy.Symbol("s5", integer=True), sympy.Symbol("s5", integer=True, positive=True)]
+def test_kind_assumptions_and_functions_of_symbols_enter() -> None:
+    about = [
+        sympy.Symbol("s5", integer=True),
+        sympy.Symbol("s5", integer=True, positive=True),
+        sympy.Symbol("u5", integer=True),  # another kind
+        FloorDiv(sympy.Symbol("s5", integer=True), 2),
+        CleanDiv(sympy.Symbol("s5", integer=True), 2),  # prints like the one before
+    ]
     assert_all_differ([graph_of("x", meta={SIZE_FACTS: (Fact("asked", (one,), True),)}) for one in about])
 
 
 def test_symbols_that_appear_together_are_numbered_alike_in_every_process() -> None:
-    names = ("s9", "s10", "s11"), ("s99", "s100", "s101")
-    graphs = []
-    for a, b, c in ([sympy.Symbol(one, integer=True) for one in three] for three in names):
-        graphs.append(graph_of("x", meta={SIZE_FACTS: (Fact("asked", (a + 2 * b + 3 * c,), True),)}))
-    first, second = map(key, graphs)
-    assert first == second
+    keys = set()
+    for first in (7, 96, 995):
+        symbols = [sympy.Symbol(f"s{number}", integer=True) for number in range(first, first + 8)]
+        expression = sum(factor * symbol for factor, symbol in enumerate(symbols, 1))
+        keys.add(key(graph_of("x", meta={SIZE_FACTS: (Fact("asked", (expression,), True),)})))
+    assert len(keys) == 1
 
 
 def layouts() -> Iterator[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,11 @@ def digest() -> str:
 
 @pytest.mark.parametrize("name", ["a.py", "inner/b.py", "inner/c.json", "passes/d.py"])
 def test_a_changed_source_changes_it(package: Path, name: str) -> None:
-    first = digest()
-    (package / name).write_text("# another")
+    first, text = digest(), (package / name).read_text()
+    (package / name).write_text("!" + text[1:])
     assert digest() != first
+    (package / name).write_text(text)
+    assert digest() == first
 
 
 def test_a_renamed_source_changes_it(package: Path) -> None:
@@ -46,6 +49,24 @@ def test_a_line_that_moves_to_the_next_source_changes_it(package: Path) -> None:
     (package / "a.py").write_text("1\n")
     (package / "b.py").write_text("2\n3\n")
     assert digest() != first
+
+
+def test_a_source_that_looks_like_two_is_not_them(package: Path) -> None:
+    (package / "a.py").write_text("1\n")
+    (package / "b.py").write_text("2")
+    first = digest()
+    (package / "a.py").write_text("1\nb.py \n2")
+    (package / "b.py").unlink()
+    assert digest() != first
+
+
+def test_the_order_in_which_a_folder_lists_its_files_does_not_enter(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, walk = digest(), os.walk
+    listed = [(folder, folders[::-1], names[::-1]) for folder, folders, names in walk(package, followlinks=True)]
+    monkeypatch.setattr(os, "walk", lambda *_, **__: reversed(listed))
+    assert digest() == first
 
 
 def test_other_files_do_not_enter(package: Path) -> None:

@@ -50,6 +50,9 @@ BETWEEN: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "a view as rows": lambda x, row, image: x.view(2, 8, 64).softmax(-1).view(2, 8, 8, 8),
     "a transpose of positions": lambda x, row, image: x.transpose(2, 3) + x,
     "a transpose of channels": lambda x, row, image: x.transpose(1, 2) + x,
+    "a transpose that is no image's": lambda x, row, image: image.permute(0, 2, 3, 1).contiguous().permute(0, 3, 2, 1),
+    "an image from its channels last": lambda x, row, image: image.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+    "another permutation": lambda x, row, image: image.relu().permute(0, 2, 3, 1),
     "a flip": lambda x, row, image: x.flip(1),
     "a comparison": lambda x, row, image: torch.where(x > 0, x, image),
 }

@@ -91,6 +91,8 @@ def test_functions_that_do_different_things_have_different_spellings() -> None:
         define("def f(x): return c(x)", c=torch.ops.aten.cos.default),
         define("def f(x): return c(x)", c=torch.ops.aten.sin),
         define("def f(x): return c(x)", c=operator.neg),
+        define("def f(x): return c(x)", c=operator.pow),
+        define("def f(x): return c(x)", c=math.pow),
         define("def f(x): return m.c(x)", m=torch),
         define("def f(x): return m.c(x)", m=math),
         define("def f(x): return c(x)"),

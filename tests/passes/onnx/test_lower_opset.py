@@ -71,6 +71,14 @@ def test_a_type_that_a_rewrite_cannot_have_is_refused() -> None:
     assert "opset 17 has no tensor(bool) for data" in refusal(body, 17)
 
 
+def test_an_input_may_be_left_out_where_the_older_opset_has_it_optional() -> None:
+    clip = "g (float[2] x, float m) => (float[2] y) { y = Clip (x, , m) }"
+    assert_rewrites(LowerOpset(12), text(clip), text(clip, 12))
+    resize = "g (float[1, 1, 2, 2] x, float[4] s) => (float[1, 1, 4, 4] y) { y = Resize (x, , s) }"
+    assert "its input roi may be left out only after opset 12" in refusal(resize, 12)
+    assert_rewrites(LowerOpset(18), text(resize, 18), text(resize, 18))
+
+
 def test_every_operator_without_a_form_is_named() -> None:
     body = """g (int32[2] x, bool c) => (int32[2] y, int32[2] z) {
         y = BitwiseAnd (x, x)

@@ -113,7 +113,7 @@ class Scale(InPlacePass):
 
 
 def test_passes_that_are_no_dataclasses_enter_by_class_module_and_attributes() -> None:
-    shift = type("Shift", (Scale,), {})
+    shift = type("Shift", (Scale,), {"__module__": Scale.__module__})
     elsewhere = type("Scale", (Scale,), {"__module__": "elsewhere", "__qualname__": "Scale"})
     texts = {spell_pass(one) for one in (Scale(1.0), Scale(2.0), shift(1.0), elsewhere(1.0))}
     assert len(texts) == 4

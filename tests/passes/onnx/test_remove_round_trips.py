@@ -56,7 +56,7 @@ def test_a_round_trip_that_the_user_wrote_stays() -> None:
 
 
 def test_another_operator_that_makes_a_wider_type_is_no_cast() -> None:
-    marks = dict.fromkeys(("rounded", "widened"), {**KERNEL, FX_NODE: "mm"})
+    marks = {name: {**KERNEL, FX_NODE: "mm"} for name in ("rounded", "widened")}
     before = chain(type_="float16")
     assert_rewrites(RemoveRoundTrips(), before, without_round_trip(type_="float16"), marks)
     before = before.replace("Cast <to: int = 1>", "EyeLike <dtype: int = 1>")

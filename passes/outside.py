@@ -27,7 +27,7 @@ def register_pass(pass_: Pass, *, first: bool = False) -> RemovableHandle:
     """Add a pass to those that run on each graph; passes run in the order in which they were added.
 
     It counts for graphs compiled from then on; graphs compiled before keep their passes until torch._dynamo.reset().
-    The behaviour of the pass (its class and its attributes, its parameters, the code of its methods) is in the graph key.
+    The behaviour of the pass (its class with attributes, its parameters, the code of its methods) is in the graph key.
 
     Args:
         pass_: torch.fx's PassBase runs on joint and inference graphs, before recomputation is decided and before

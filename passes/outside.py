@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -26,7 +27,7 @@ def register_pass(pass_: Pass, *, first: bool = False) -> RemovableHandle:
     """Add a pass to those that run on each graph; passes run in the order in which they were added.
 
     It counts for graphs compiled from then on; graphs compiled before keep their passes until torch._dynamo.reset().
-    The behaviour of the pass (its class, its parameters and the code of its methods) is part of the graph key.
+    The behaviour of the pass (its class with attributes, its parameters, the code of its methods) is in the graph key.
 
     Args:
         pass_: torch.fx's PassBase runs on joint and inference graphs, before recomputation is decided and before
@@ -76,27 +77,48 @@ _MADE_BY_DATACLASS = frozenset(
 def outside_functions(extra: Sequence[Pass] = ()) -> dict[str, Callable[..., Any]]:
     """Role -> function of an ONNX pass that a program has added, for keys: these functions are the pass's behaviour.
 
-    They are its methods, and functions that are its fields.
+    They are its methods, functions that are its fields, and functions that return the other attributes of its class.
     """
     passes = (*outside_onnx_passes(first=True), *outside_onnx_passes(extra, first=False))
     return {
         f"pass {i} {name}": function
         for i, pass_ in enumerate(passes)
-        for name, function in (*_methods(type(pass_)), *_function_fields(pass_))
+        for name, function in (*_methods(type(pass_)), *_function_fields(pass_), *_attributes(type(pass_)))
     }
 
 
-def _function_fields(pass_: ir.passes.InPlacePass) -> Iterator[tuple[str, FunctionType]]:
+def _function_fields(pass_: ir.passes.InPlacePass) -> Iterator[tuple[str, Callable[..., Any]]]:
     names: list[str] = [field.name for field in dataclasses.fields(pass_)] if dataclasses.is_dataclass(pass_) else []
     for name in names:
         if isinstance(function := getattr(pass_, name), FunctionType):
             yield name, function
 
 
-def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
+def _methods(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
     for one in kind.__mro__:
         made = _MADE_BY_DATACLASS if dataclasses.is_dataclass(one) else frozenset()
         for name, value in vars(one).items():
-            function = getattr(value, "__func__", getattr(value, "fget", value))  # class methods, properties
+            function = _function_of(value)
             if isinstance(function, FunctionType) and name not in made:
                 yield f"{one.__module__}.{one.__qualname__}.{name}", function
+
+
+def _function_of(value: object) -> object:
+    """Return the function of a class method, a property, a cached property or a cached function; else the value."""
+    found = [getattr(value, name, None) for name in ("__func__", "fget", "func", "__wrapped__")]
+    return next((one for one in found if isinstance(one, FunctionType)), value)
+
+
+def _attributes(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+    fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    for one in kind.__mro__:
+        if one.__module__.partition(".")[0] in ("builtins", "abc", "onnx_ir", "ort_dynamo"):
+            continue
+        for name, value in vars(one).items():
+            is_own = not (name.startswith("__") or name == "_abc_impl" or name in fields)
+            if is_own and not isinstance(_function_of(value), FunctionType):
+                yield f"{one.__module__}.{one.__qualname__}.{name}", partial(_held, value)
+
+
+def _held(value: object) -> object:
+    return value

@@ -1,19 +1,19 @@
 """The behaviour of a Python function as text, for keys that must change when the function does.
 
-The text has bytecode, constants, defaults, captured values and every global that the code reads; functions among these
-are included in the same way. Names and line numbers of the source are left out. Functions and modules of packages whose
-version is in the key are included by name.
+The text has bytecode, constants, defaults, attributes, captured values and every global that the code reads; functions
+among these are included in the same way. Names and line numbers of the source are left out. Functions and modules of
+packages whose version is in the key are included by name.
 """
 
 from __future__ import annotations
 
 import dis
 import enum
-import functools
 import hashlib
 import sys
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ort_dynamo.torch_internals.kernels.operators import OpOverload, OpOverloadP
 
 __all__ = ["NotKeyableError", "spell_function"]
 
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, torch.Size, list, set, frozenset, dict, np.ndarray, partial)
 _VERSIONED = frozenset({"numpy", "onnx", "onnx_ir", "onnxscript", "ort_dynamo", "sympy", "torch"})
 
 
@@ -46,10 +47,14 @@ class _Speller:
 
     def spell(self, value: Any) -> str:
         match value:
-            case float():
-                return f"float({value.hex()})"
             case enum.Enum() if _is_versioned(type(value).__module__):
                 return f"{_qualified(type(value))}.{value.name}"
+            case np.generic() if not value.dtype.hasobject:
+                return f"scalar({value.dtype.str},{value.tobytes().hex()})"
+            case _ if isinstance(value, _PLAIN) and type(value) not in _PLAIN:
+                pass  # a class derived from one of them can hold more, and do anything
+            case float():
+                return f"float({value.hex()})"
             case None | bool() | int() | str() | bytes() | complex() | types.EllipsisType():
                 return f"{type(value).__name__}({value!r})"
             case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
@@ -64,7 +69,7 @@ class _Speller:
                 return "dict(" + ",".join(f"{self.spell(k)}:{self.spell(v)}" for k, v in value.items()) + ")"
             case np.ndarray() if not value.dtype.hasobject:
                 return f"array({value.dtype.str},{value.shape},{hashlib.sha256(value.tobytes()).hexdigest()})"
-            case functools.partial():
+            case partial():
                 return f"partial({self.spell(value.func)},{self.spell(value.args)},{self.spell(value.keywords)})"
             case types.FunctionType() if not _is_named(value):
                 return self._spell_code_of(value)
@@ -83,6 +88,7 @@ class _Speller:
             self._spell_code(function.__code__),
             self.spell(function.__defaults__),
             self.spell(function.__kwdefaults__),
+            self.spell(function.__dict__),
             self.spell([cell.cell_contents for cell in function.__closure__ or ()]),
             *(f"{name}={self._spell_global(function, name)}" for name in _globals_read(function.__code__)),
         ]
@@ -125,7 +131,7 @@ def _is_named(value: Any) -> bool:
 
 def _is_versioned(module: str) -> bool:
     top = module.partition(".")[0]
-    return top in _VERSIONED or (top in sys.stdlib_module_names and top != "__main__") or top == "builtins"
+    return top in _VERSIONED or top in sys.stdlib_module_names  # with builtins, and without __main__
 
 
 def _qualified(value: Any) -> str:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 import ort_dynamo
 from ort_dynamo.__main__ import main
@@ -24,6 +27,7 @@ from ort_dynamo.cache import disk
 from ort_dynamo.cache.folder import SUFFIX
 from ort_dynamo.errors import NotInOnnxRuntimeError
 from ort_dynamo.listeners import trace_cache
+from ort_dynamo.lowering import registry
 from ort_dynamo.passes.outside import register_pass
 from ort_dynamo.report.record import RECORDS
 from ort_dynamo.torch_internals.aot_cache import AOT_CACHE
@@ -309,6 +313,30 @@ def test_passes_and_lowerings_of_a_program_are_seen(place: Path) -> None:
         handle.remove()
     outcome(Small, torch.ones(3, 4))
     assert hits() == (1, 0)
+
+
+@dataclass(frozen=True)
+class Nothing(PassBase):
+    def call(self, graph_module: GraphModule) -> PassResult:
+        return PassResult(graph_module, False)
+
+
+@pytest.mark.parametrize("added", ["first", "last", "for one compile", "lowering"])
+def test_fx_passes_and_lowerings_of_a_program_leave_no_trace(
+    place: Path, added: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"extra_passes": (Nothing(),)} if added == "for one compile" else {}
+    handle = register_pass(Nothing(), first=added == "first") if added in ("first", "last") else None
+    if added == "lowering":
+        monkeypatch.setattr(registry, "_FROM_OUTSIDE", {})
+        ort_dynamo.register_lowering(torch.ops.aten.special_airy_ai.default, replace=True)(
+            lambda ctx, x: x
+        )  # the model has none
+    for _ in range(2):
+        outcome(Small, torch.ones(3, 4), options=options)
+        assert hits() == (0, 0)
+    if handle is not None:
+        handle.remove()
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from onnx_ir.passes import InPlacePass, PassResult
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.cache.graph_key import graph_key
 from ort_dynamo.compilation.compiler import build_spec
-from ort_dynamo.graph.build import BuildSpec
+from ort_dynamo.graph.build import BuildSpec, spell_pass
 from ort_dynamo.lowering.build_island import build_island
 from ort_dynamo.options.groups import DumpOptions, Options, SessionSettings
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
@@ -98,6 +99,25 @@ def test_passes_enter_with_their_parameters_and_in_order() -> None:
     ]
     assert len(set(keys)) == len(keys)
     assert spec().passes != ()
+
+
+class Scale(InPlacePass):
+    """A pass that is no dataclass."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def call(self, model: Any) -> PassResult:
+        return PassResult(model, modified=False)
+
+
+def test_passes_that_are_no_dataclasses_enter_by_class_module_and_attributes() -> None:
+    shift = type("Shift", (Scale,), {"__module__": Scale.__module__})
+    elsewhere = type("Scale", (Scale,), {"__module__": "elsewhere", "__qualname__": "Scale"})
+    texts = {spell_pass(one) for one in (Scale(1.0), Scale(2.0), shift(1.0), elsewhere(1.0))}
+    assert len(texts) == 4
+    assert spell_pass(Scale(1.0)) == spell_pass(Scale(1.0))
 
 
 def reads_outside_the_key(role: str) -> list[str]:

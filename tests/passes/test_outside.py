@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 import ort_dynamo
+from ort_dynamo.cache.graph_key import graph_key
 from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.passes import outside
+from ort_dynamo.passes.outside import outside_functions
 from ort_dynamo.report.record import RECORDS
 
 
@@ -123,6 +128,30 @@ def test_a_changed_method_is_another_key_and_the_same_one_is_a_hit() -> None:
         handle.remove()
     assert results == [1.5, -1.0, 1.5]
     assert sizes == [1, 2, 2]
+
+
+def made(**attributes: Any) -> ir.passes.InPlacePass:
+    """A pass whose class has these attributes."""
+    return type("Made", (Negate,), {"__module__": "program", **attributes})()
+
+
+def cached(number: int) -> Any:
+    return functools.cache(lambda self: self + number)
+
+
+def cached_property(number: int) -> Any:
+    return functools.cached_property(lambda self: self + number)
+
+
+@pytest.mark.parametrize(
+    "attribute", [int, cached, cached_property, lambda n: property(lambda self: n), lambda n: (n,)]
+)
+def test_an_attribute_of_its_class_is_part_of_the_key(attribute: Callable[[int], Any]) -> None:
+    gm = make_fx(magnitude, tracing_mode="fake")(torch.ones(2))
+    keys = [graph_key(gm, functions=outside_functions([made(wanted=attribute(number))])) for number in (1, 1, 2)]
+    assert None not in keys
+    assert keys[0] == keys[1] != keys[2]
+    assert graph_key(gm, functions=outside_functions([made(wanted=object())])) is None
 
 
 class WithoutRepr(ir.passes.InPlacePass):

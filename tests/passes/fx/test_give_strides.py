@@ -42,6 +42,11 @@ def test_strides_of_a_traced_graph_are_eagers(function: Callable[..., Any]) -> N
     assert returned_strides(gm.graph) == {0: function(x).stride()}
 
 
+def test_symbolic_sizes_have_no_rule() -> None:
+    gm = make_fx(lambda x: [x + 1, (x * 2).t().exp()], tracing_mode="symbolic")(torch.rand(1, 5).t())
+    assert returned_strides(gm.graph) == {}
+
+
 def test_a_second_run_changes_nothing_and_other_outputs_stay() -> None:
     gm = make_fx(lambda x: [x + 1, x.sum(0)], tracing_mode="fake")(torch.rand(1, 5).t())
     pass_ = GiveStrides(slice(None), returned_strides(gm.graph))

@@ -55,6 +55,14 @@ def test_a_round_trip_that_the_user_wrote_stays() -> None:
     assert_rewrites(RemoveRoundTrips(), chain(), chain())
 
 
+def test_another_operator_that_makes_a_wider_type_is_no_cast() -> None:
+    marks = {name: {**KERNEL, FX_NODE: "mm"} for name in ("rounded", "widened")}
+    before = chain(type_="float16")
+    assert_rewrites(RemoveRoundTrips(), before, without_round_trip(type_="float16"), marks)
+    before = before.replace("Cast <to: int = 1>", "EyeLike <dtype: int = 1>")
+    assert_rewrites(RemoveRoundTrips(), before, before, marks)
+
+
 def test_a_consumer_that_asks_for_the_rounding_gets_it() -> None:
     marks = {"rounded": KERNEL, "widened": KERNEL, "y": {READS_ROUNDED: "1"}}
     assert_rewrites(RemoveRoundTrips(), chain(), chain(), marks)

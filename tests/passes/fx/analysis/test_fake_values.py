@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -46,6 +47,31 @@ def test_views_follow_a_copy_that_becomes_an_alias() -> None:
     assert memory(nodes["add"]) == memory(nodes["clone"]) == memory(nodes["t"]) == memory(nodes["select"])
     assert memory(nodes["exp"]) != memory(nodes["add"])
     assert not [*differences(gm)]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("add", lambda val: val.double()),
+        ("add", lambda val: val.new_empty(3, 2)),
+        ("add", lambda val: val.new_empty(2, 3, 1)),
+        ("add", lambda val: val.new_empty(3, 2).t()),
+        ("select", lambda val: val.new_empty(6).as_strided((3,), (1,), 0)),
+        ("sort", lambda val: (*val, val[0])),
+        ("sort", lambda val: val[::-1]),
+        ("sym_size", lambda val: val + 1),
+        ("sym_size", lambda val: None),
+    ],
+)
+def test_a_value_that_its_call_does_not_give_is_a_difference(name: str, change: Callable[[Any], Any]) -> None:
+    gm, nodes = graph_of(lambda x: (aten.sort(x + 1), (x * 2)[1]), torch.ones(2, 3))
+    with gm.graph.inserting_after(nodes["add"]):
+        size = nodes["sym_size"] = gm.graph.call_function(aten.sym_size.int, (nodes["add"], 0))
+    size.meta["val"] = 2
+    assert not [*differences(gm)]
+    with nodes["add"].meta["val"].fake_mode:
+        nodes[name].meta["val"] = change(nodes[name].meta["val"])
+    assert [*differences(gm)]
 
 
 def test_strides_follow_to_the_end() -> None:

@@ -43,6 +43,15 @@ from channels_last_graphs import IMAGES, WEIGHT, block, conv, converted
         lambda x: x.permute(1, 0, 2, 3)[:, :1].permute(1, 0, 2, 3).repeat(2, 1, 1, 1),
         lambda x: x.chunk(2, 1)[1].repeat(1, 2, 1, 1),
         lambda x: x + x.flip(2),
+        lambda x: x + x.mean((2, 3), keepdim=True).expand(2, 8, 12, 12),
+        lambda x: x * x.new_full((1,), 2).expand(2, 8, 12, 12),
+        lambda x: x[:, :, :1, :1].expand(2, 8, 12, 12) * x[:1].expand(2, 8, 12, 12),
+        lambda x: x * x.new_ones(1, 8, 12, 12),
+        lambda x: x.to(torch.float64).to(torch.float32),
+        lambda x: x.sort(1)[0] + x.cummax(2)[0],
+        lambda x: x.sum((2, 3), keepdim=True) * x.sum(1, keepdim=True),
+        lambda x: x.split(4, 1)[0].repeat(1, 2, 1, 1) + torch.cat(x.split(4, 1)[::-1], 1),
+        lambda x: x.unbind(1)[3].unsqueeze(1).expand(2, 8, 12, 12),
     ],
 )
 def test_operators_between_convolutions_compute_the_same(between: Callable[..., Any], mode: str) -> None:
@@ -94,3 +103,14 @@ def test_late_expansion_has_traced_strides_for_other_readers() -> None:
         return means.expand(2, 8, 6, 6).exp().view(2, -1).cumsum(1), means.expand(2, 8, 6, 6) + 1, conv(x, w)
 
     converted(function, IMAGES, WEIGHT)
+
+
+def test_copies_that_a_caller_gets_share_no_memory() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        images = conv(x, w).permute(0, 2, 3, 1)
+        return images.contiguous(), images.contiguous()
+
+    gm, modified = converted(function, IMAGES, WEIGHT)
+    assert modified
+    first, second = gm(IMAGES, WEIGHT)
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from image_graphs import CHOSEN, IN_TORCH, PADDED, W, X, assert_permuted, convolution, random
+from image_graphs import CHOSEN, CLOSE, IN_TORCH, PADDED, W, X, assert_permuted, convolution, random
 from run_twice import run_twice
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.passes.fx.torch_graph.permute_images import PermuteImages
+from ort_dynamo.testing import assert_close
 from ort_dynamo.torch_internals.kernels.operators import aten
 
 
@@ -215,6 +216,20 @@ def test_a_batch_norm_in_eval_is_left_alone() -> None:
         return (getitem, getitem_1, getitem_2, getitem_3, getitem_4)
         """,
     )
+
+
+def test_the_gradient_of_a_batch_norm_in_eval_is_left_alone() -> None:
+    def function(x: Tensor, w: Tensor, scale: Tensor, gradient: Tensor, mean: Tensor, variance: Tensor) -> Any:
+        x = convolution(x, w)
+        given = (gradient, x, scale, mean, variance, None, None, False, 1e-5, [True, True, True])
+        return convolution(aten.native_batch_norm_backward(*given)[0], w.transpose(0, 1))
+
+    given = X, W, random(8), random(2, 8, 8, 8), random(8), random(8).abs() + 1
+    gm = make_fx(function, tracing_mode="fake")(*given)
+    run_twice(PermuteImages(), gm)
+    (norm,) = gm.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default)
+    assert [None if one is None else one.name for one in norm.args[3:7]] == ["mean_1", "variance_1", None, None]
+    assert_close(gm(*given), function(*given), "image", CLOSE)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3])

@@ -164,5 +164,11 @@ def test_others_stay(name: str) -> None:
     assert_fx_untouched(PlaceBiases(True), gm)
 
 
+def test_a_product_that_torch_runs_keeps_its_bias() -> None:
+    gm = graph(lambda x, w, b: torch.addmm(b, x, w).exp())
+    choose(gm.graph.find_nodes(op="call_function", target=aten.addmm.default), "for the test")
+    assert_fx_untouched(PlaceBiases(True), gm)
+
+
 def test_nothing_is_torchs_where_nothing_may_be() -> None:
     assert_fx_untouched(PlaceBiases(False), graph(lambda x, w, b: torch.addmm(b, x, w).sin()))

@@ -52,6 +52,15 @@ def test_a_cast_to_another_wide_type_stays() -> None:
     )
 
 
+def test_a_node_whose_first_result_is_not_read_stays() -> None:
+    check(
+        """g (float[4] x, int64[1] k) => (int64[N] i, float16[4] z) {
+            v, i = TopK (x, k) a = Exp (x) b = => f32(a) z = => f16(b) }""",
+        "g (float[4] x, int64[1] k) => (int64[N] i, float16[4] z) { v, i = TopK (x, k) a = Exp (x) z = => f16(a) }",
+        strategy=NONE,
+    )
+
+
 # 2. Casts of one value to one type.
 
 

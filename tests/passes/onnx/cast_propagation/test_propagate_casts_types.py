@@ -160,6 +160,22 @@ def test_contrib_operators_are_level_2(name: str) -> None:
         assert [node.op_type for node in model.graph] == expected
 
 
+def test_a_contrib_operator_may_lack_an_input() -> None:
+    text = """g (float16[2, 4] x, float16[4] s) => (float16[2, 4] y) {
+        a = => f32(x) b = => f32(s) c = com.microsoft.SkipLayerNormalization (a, a, b, , b) y = => f16(c) }"""
+    model = ir.from_onnx_text(HEADER + spelled(text))
+    for node in model.graph:
+        if node.op_type == "SkipLayerNormalization":
+            node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    PropagateCasts(allow_layer_norm_mod_precision=True)(model)
+    (node,) = model.graph
+    assert [None if value is None else value.dtype for value in node.inputs] == [
+        *[ir.DataType.FLOAT16] * 3,
+        None,
+        ir.DataType.FLOAT16,
+    ]
+
+
 def test_skip_layer_normalization_keeps_its_statistics() -> None:
     text = """g (float16[2, 4] x, float16[4] s) => (float16[2, 4] y, float[2, 1] m) {
         a = => f32(x) b = => f32(s) c, m = com.microsoft.SkipLayerNormalization (a, a, b) y = => f16(c) }"""

@@ -60,20 +60,37 @@ def safe_softmax(ctx: LoweringContext, self: ir.Value, dim: int, dtype: torch.dt
     x, sizes = ctx.cast(ctx.cast(self, ctx.out.dtype), accumulate), ctx.sizes(self) or [1]
     if ctx.rank(self) == 0:
         x = ctx.reshape(x, [1])
-    if x.dtype == ir.DataType.FLOAT and ctx.target.facts.walks_entries and not _crosses_rows(ctx, len(sizes), dim):
-        result = ctx.cast(_masked_softmax(ctx, x, sizes, dim), ctx.out.dtype)
-        return ctx.reshape(result, []) if ctx.rank(self) == 0 else result
-    # The whole row is masked away.
-    if ctx.target.has_defect("extremes_of_infinity"):
-        masked = all_are(op, x, -math.inf, [dim], keepdim=True)
+    if x.dtype == ir.DataType.FLOAT and _fits_caches(ctx, sizes, dim):
+        result = _masked_softmax(ctx, x, sizes, dim)
     else:
-        masked = op.Equal(op.ReduceMax(x, [dim], keepdims=1), -math.inf)
-    result = ctx.cast(op.Where(masked, 0.0, op.Softmax(x, axis=dim)), ctx.out.dtype)
+        result = op.Where(_masked_rows(ctx, x, dim), 0.0, op.Softmax(x, axis=dim))
+    result = ctx.cast(result, ctx.out.dtype)
     return ctx.reshape(result, []) if ctx.rank(self) == 0 else result
+
+
+def _masked_rows(ctx: LoweringContext, x: ir.Value, dim: int) -> ir.Value:
+    """Tell for each row, whose axis stays, whether all elements are -inf."""
+    op = ctx.op
+    if ctx.target.has_defect("extremes_of_infinity"):
+        return all_are(op, x, -math.inf, [dim], keepdim=True)
+    # The CPU's ReduceMax loses NaN, unless it comes first. The sum has it.
+    bounds = op.ReduceMax(x, [dim], keepdims=1), op.ReduceSum(x, [dim], keepdims=1)
+    return op.And(*(op.Equal(bound, -math.inf) for bound in bounds))
 
 
 _LEAST_POWER = -87.3
 """Just above log(1.1755e-38): its exponential is the least that is not subnormal."""
+
+_MOST_ELEMENTS = 1 << 18
+"""From 2^21 elements, the nodes of `_masked_softmax` take 1.2 of the time if nothing is masked."""
+
+
+def _fits_caches(ctx: LoweringContext, sizes: Sequence[Size], dim: int) -> bool:
+    """Check for a softmax over the last axis, on a CPU, of few elements."""
+    if not ctx.target.facts.walks_entries or _crosses_rows(ctx, len(sizes), dim):
+        return False
+    elements = math.prod(sizes)
+    return isinstance(elements, int) and elements <= _MOST_ELEMENTS
 
 
 def _masked_softmax(ctx: LoweringContext, x: ir.Value, sizes: Sequence[Size], dim: int) -> ir.Value:
@@ -81,7 +98,8 @@ def _masked_softmax(ctx: LoweringContext, x: ir.Value, sizes: Sequence[Size], di
 
     For -inf, the CPU's Softmax and Exp compute with subnormals, which takes an Intel processor five times as long. A
     Where, for rows of -inf alone, takes longer than Softmax. So the exponent has a minimum, whose exponential becomes 0
-    after the sum. The sum is never 0, and it is NaN if one exponential is.
+    after the sum. The sum is never 0, and it is NaN if one exponential is. With the nodes around it, the softmax of a
+    causal attention took 0.35 to 0.77 of the time of Softmax and Where (AVX-512, one thread, both tested runtimes).
     """
     op, axis = ctx.op, dim % len(sizes)
     if is_empty(sizes):  # whose maximum does not exist

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -57,14 +56,10 @@ def safe_softmax(ctx: LoweringContext, self: ir.Value, dim: int, dtype: torch.dt
     """_safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"""
     op = ctx.op
     accumulate = float_dtype(ctx.out.dtype)
-    x, sizes = ctx.cast(ctx.cast(self, ctx.out.dtype), accumulate), ctx.sizes(self) or [1]
+    x = ctx.cast(ctx.cast(self, ctx.out.dtype), accumulate)
     if ctx.rank(self) == 0:
         x = ctx.reshape(x, [1])
-    if x.dtype == ir.DataType.FLOAT and _fits_caches(ctx, sizes, dim):
-        result = _masked_softmax(ctx, x, sizes, dim)
-    else:
-        result = op.Where(_masked_rows(ctx, x, dim), 0.0, op.Softmax(x, axis=dim))
-    result = ctx.cast(result, ctx.out.dtype)
+    result = ctx.cast(op.Where(_masked_rows(ctx, x, dim), 0.0, op.Softmax(x, axis=dim)), ctx.out.dtype)
     return ctx.reshape(result, []) if ctx.rank(self) == 0 else result
 
 
@@ -76,38 +71,6 @@ def _masked_rows(ctx: LoweringContext, x: ir.Value, dim: int) -> ir.Value:
     # The CPU's ReduceMax loses NaN, unless it comes first. The sum has it.
     bounds = op.ReduceMax(x, [dim], keepdims=1), op.ReduceSum(x, [dim], keepdims=1)
     return op.And(*(op.Equal(bound, -math.inf) for bound in bounds))
-
-
-_LEAST_POWER = -87.3
-"""Just above log(1.1755e-38): its exponential is the least that is not subnormal."""
-
-_MOST_ELEMENTS = 1 << 18
-"""From 2^21 elements, the nodes of `_masked_softmax` take 1.2 of the time if nothing is masked."""
-
-
-def _fits_caches(ctx: LoweringContext, sizes: Sequence[Size], dim: int) -> bool:
-    """Check for a softmax over the last axis, on a CPU, of few elements."""
-    if not ctx.target.facts.walks_entries or _crosses_rows(ctx, len(sizes), dim):
-        return False
-    elements = math.prod(sizes)
-    return isinstance(elements, int) and elements <= _MOST_ELEMENTS
-
-
-def _masked_softmax(ctx: LoweringContext, x: ir.Value, sizes: Sequence[Size], dim: int) -> ir.Value:
-    """Return the softmax of float32 rows, of which some elements, or all, are -inf.
-
-    For -inf, the CPU's Softmax and Exp compute with subnormals, which takes an Intel processor five times as long. A
-    Where, for rows of -inf alone, takes longer than Softmax. So the exponent has a minimum, whose exponential becomes 0
-    after the sum. The sum is never 0, and it is NaN if one exponential is. With the nodes around it, the softmax of a
-    causal attention took 0.35 to 0.77 of the time of Softmax and Where (AVX-512, one thread, both tested runtimes).
-    """
-    op, axis = ctx.op, dim % len(sizes)
-    if is_empty(sizes):  # whose maximum does not exist
-        return filled(ctx, 0)
-    largest = op.Max(op.ReduceMax(x, [axis], keepdims=1), float(np.finfo(np.float32).min))
-    powers = op.Exp(op.Max(op.Sub(x, largest), _LEAST_POWER))
-    summed = total(ctx, powers, sizes, [axis], keepdim=True)
-    return op.Div(op.ThresholdedRelu(powers, alpha=1.3e-38), summed)
 
 
 @lowering(aten._softmax_backward_data.default)

@@ -23,6 +23,7 @@ from ort_dynamo.passes.fx.copy_small_results import CopySmallResults
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
 from ort_dynamo.passes.fx.drop_unit_dims import DropUnitDims
 from ort_dynamo.passes.fx.expand_log_softmax import ExpandLogSoftmax
+from ort_dynamo.passes.fx.fuse_tanh_gelu import FuseTanhGelu
 from ort_dynamo.passes.fx.give_strides import GiveStrides
 from ort_dynamo.passes.fx.hide_seedless import HideSeedless
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
@@ -160,15 +161,18 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         threads: how many a session has.
     """
     expand = (ExpandLogSoftmax(MOST_LONG),) if target.fuses_kernels else ()
+    # Each node passes over memory on a CPU.
+    gelus = (FuseTanhGelu(),) if options.fuse and target.facts.walks_entries else ()
     chooses = options.placement != "onnxruntime"
     biases = (PlaceBiases(chooses),) if target.fuses_kernels else ()
     if not chooses:
-        return (*expand, *biases)
+        return (*expand, *gelus, *biases)
     facts = target.facts
     whole = facts.leaves_convolution_gradients or facts.leaves_normalizations or facts.leaves_attention
     # The first two decide which graphs torch runs as a whole, so that the third pays for no boundary there.
     return (
         *expand,
+        *gelus,
         *([PermuteImages()] if facts.permutes_images else []),
         PlaceInTorch(target, threads),
         *([PlaceWholeKernels(target)] if whole else []),

@@ -59,13 +59,18 @@ def safe_softmax(ctx: LoweringContext, self: ir.Value, dim: int, dtype: torch.dt
     x = ctx.cast(ctx.cast(self, ctx.out.dtype), accumulate)
     if ctx.rank(self) == 0:
         x = ctx.reshape(x, [1])
-    # The whole row is masked away.
-    if ctx.target.has_defect("extremes_of_infinity"):
-        masked = all_are(op, x, -math.inf, [dim], keepdim=True)
-    else:
-        masked = op.Equal(op.ReduceMax(x, [dim], keepdims=1), -math.inf)
-    result = ctx.cast(op.Where(masked, 0.0, op.Softmax(x, axis=dim)), ctx.out.dtype)
+    result = ctx.cast(op.Where(_masked_rows(ctx, x, dim), 0.0, op.Softmax(x, axis=dim)), ctx.out.dtype)
     return ctx.reshape(result, []) if ctx.rank(self) == 0 else result
+
+
+def _masked_rows(ctx: LoweringContext, x: ir.Value, dim: int) -> ir.Value:
+    """Tell for each row, whose axis stays, whether all elements are -inf."""
+    op = ctx.op
+    if ctx.target.has_defect("extremes_of_infinity"):
+        return all_are(op, x, -math.inf, [dim], keepdim=True)
+    # The CPU's ReduceMax loses NaN, unless it comes first. The sum has it.
+    bounds = op.ReduceMax(x, [dim], keepdims=1), op.ReduceSum(x, [dim], keepdims=1)
+    return op.And(*(op.Equal(bound, -math.inf) for bound in bounds))
 
 
 @lowering(aten._softmax_backward_data.default)

@@ -73,6 +73,26 @@ def test_edges_equal_eager(function):
     assert_like_eager(function, torch.cat([finite] * 4).reshape(1, -1).requires_grad_())
 
 
+def test_the_gradient_of_tanh_gelu_is_exact():
+    x = torch.cat([torch.linspace(-9, 9, 4001), torch.linspace(-1000, 1000, 201)])
+    (exact,) = gradients_of(functools.partial(F.gelu, approximate="tanh"), x.double())
+    (found,) = gradients_of(torch.compile(functools.partial(F.gelu, approximate="tanh"), backend="ort_train"), x)
+    assert (found - exact).abs().max() < 2.5e-6
+    assert (found - exact).abs().mean() < 1.2e-7
+    assert not found[x <= -20].any()
+
+
+def test_the_gradient_of_tanh_gelu_is_finite_where_its_cube_overflows():
+    x = torch.tensor([1e13, -1e13, 1e15, -1e15, 1e19, -1e19])
+    (found,) = gradients_of(torch.compile(functools.partial(F.gelu, approximate="tanh"), backend="ort_train"), x)
+    assert found.tolist() == [1, 0, 1, 0, 1, 0]
+
+
+def gradients_of(function, x):
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(function(x).sum(), x)
+
+
 @pytest.mark.parametrize(
     "name",
     [

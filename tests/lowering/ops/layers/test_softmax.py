@@ -95,6 +95,22 @@ def test_safe_softmax_gives_zeros_for_masked_rows():
     assert_like_eager(lambda x: torch.ops.aten._safe_softmax(x, -1), EDGES[:2].clone().requires_grad_(), dynamic=True)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_safe_softmax_of_rows_that_are_masked_in_part_equals_eager(dynamic):
+    x = torch.cat([torch.randn(1, 4, 40), torch.full((1, 4, 40), -inf)])
+    x[0, 0, 5:], x[0, 1, 39], x[0, 2, 3], x[0, 3, 7:9] = -inf, nan, inf, -90
+    x[1, 1, 39], x[1, 2, 0], x[1, 3, 20] = nan, 3e38, -3e38
+    assert_like_eager(lambda x: torch.ops.aten._safe_softmax(x, -1), x, gradients=False, dynamic=dynamic)
+    masked = torch.randn(2, 4, 40).masked_fill(torch.arange(40) > 20, -inf).requires_grad_()
+    assert_like_eager(lambda x: torch.ops.aten._safe_softmax(x, -1), masked, dynamic=dynamic)
+    assert_like_eager(lambda x: torch.ops.aten._safe_softmax(x, -1), masked.detach().bfloat16(), gradients=False)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_safe_softmax_of_nothing_equals_eager(shape):
+    assert_like_eager(lambda x: torch.ops.aten._safe_softmax(x, -1), torch.randn(shape), gradients=False)
+
+
 @pytest.mark.parametrize("dim", [0, (0, -1), (1,), (0, 1, 2)])
 @pytest.mark.parametrize("keepdim", [False, True])
 def test_logsumexp_equals_eager(dim, keepdim):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -55,13 +56,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = {name: _part(config, name) for name in ("--operators", "--others")}
     left_out: set[pytest.Item] = set()
     for item in items:
-        is_operator = any(place in (item.path, *item.path.parents) for place in OPERATORS)
-        chosen, parts = wanted["--operators" if is_operator else "--others"]
+        chosen, parts = wanted["--operators" if _has_operators(item.path) else "--others"]
         if zlib.crc32(item.nodeid.encode()) % parts + 1 not in chosen:
             left_out.add(item)
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+
+
+@functools.cache  # tens of thousands of tests are in a few hundred files
+def _has_operators(path: Path) -> bool:
+    return any(place in (path, *path.parents) for place in OPERATORS)
+
+
+def pytest_collection_finish() -> None:
+    """Keep later searches for garbage from the million objects of imports and collected tests: a second for each."""
+    gc.collect()
+    gc.freeze()
 
 
 def _part(config: pytest.Config, name: str) -> tuple[set[int], int]:

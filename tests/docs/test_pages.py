@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
-from forked import run_forked
+from forked import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -58,7 +58,7 @@ def test_a_pages_program_prints_the_shown_output(page: Path, tmp_path: Path) -> 
         pytest.importorskip(package)
     found = blocks(page)
     (tmp_path / "page.py").write_text("\n".join(text for mark, text in found if mark == "python"))
-    done = run_forked(
+    done = run_program(
         tmp_path / "page.py",
         cwd=tmp_path,
         env={**os.environ, "ORT_DYNAMO_CACHE_DIR": str(tmp_path / "cache")},  # pages say how much a cache had

@@ -39,11 +39,11 @@ def become(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    for number, path, flags in ((0, os.devnull, os.O_RDONLY), *((n, request["out"][n - 1], os.O_WRONLY) for n in (1, 2))):
+    output, errors = request["output"]
+    for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, output, os.O_WRONLY), (2, errors, os.O_WRONLY)):
         opened = os.open(path, flags)
         os.dup2(opened, number)
         os.close(opened)
-    sys.stdin = open(0, closefd=False)
     sys.argv = request["argv"]
     paths = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [request["folder"], *paths, *(path for path in sys.path[1:] if path not in paths)]

@@ -10,18 +10,20 @@ import atexit
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import IO
 
-__all__ = ["run_forked"]
+__all__ = ["run_program"]
 
 
-def run_forked(
+def run_program(
     program: str | Path,
     *arguments: str,
     cwd: Path | None = None,
@@ -30,6 +32,8 @@ def run_forked(
     timeout: float = 600,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program as `subprocess.run([sys.executable, …], capture_output=True, text=True)` does.
+
+    A program with other variables for Python's or torch's start than the forked ones has a new interpreter.
 
     Args:
         program: its text, or its file.
@@ -41,50 +45,62 @@ def run_forked(
     Raises:
         subprocess.TimeoutExpired: it was killed.
     """
-    is_file = isinstance(program, Path)
+    environment = dict(os.environ if env is None else env)
+    file = str(program) if isinstance(program, Path) else None
+    if not hasattr(os, "fork") or _read_at_a_start(environment) != _server().variables:
+        actions = [word for action in warnings for word in ("-W", action)]
+        command = [sys.executable, *actions, *([file] if file else ["-c", str(program)]), *arguments]
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
     with tempfile.TemporaryDirectory() as folder:
-        out, errors = Path(folder) / "out", Path(folder) / "errors"
-        out.touch()
+        output, errors = Path(folder) / "output", Path(folder) / "errors"
+        output.touch()
         errors.touch()
         request = {
-            "argv": [str(program) if is_file else "-c", *arguments],
+            "argv": [file or "-c", *arguments],
             "cwd": str(cwd or Path.cwd()),
-            "env": dict(os.environ if env is None else env),
-            "file": str(program) if is_file else None,
-            "folder": str(program.parent) if is_file else "",
-            "out": [str(out), str(errors)],
-            "text": program.read_text() if is_file else program,
+            "env": environment,
+            "file": file,
+            "folder": os.path.dirname(file) if file else "",
+            "output": [str(output), str(errors)],
+            "text": Path(file).read_text() if file else program,
             "warnings": list(warnings),
         }
         code = _answered(json.dumps(request), timeout)
-        return subprocess.CompletedProcess(request["argv"], code, out.read_text(), errors.read_text())
+        return subprocess.CompletedProcess(request["argv"], code, output.read_text(), errors.read_text())
+
+
+def _read_at_a_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those variables that Python, OpenMP or torch reads before the fork."""
+    begins, later = ("PYTHON", "OMP_", "MKL_", "TORCH"), ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
+    return {name: value for name, value in environment.items() if name.startswith(begins) and name not in later}
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A running fork_server.py, and those of its variables that are read before a fork."""
+
+    requests: IO[bytes]
+    answers: IO[bytes]
+    variables: dict[str, str]
+
+
+@cache
+def _server() -> _Server:
+    program = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
+    process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    atexit.register(process.wait)
+    atexit.register(process.stdin.close)  # which ends it
+    return _Server(process.stdin, process.stdout, _read_at_a_start(os.environ))
 
 
 def _answered(request: str, timeout: float) -> int:
     server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(request.encode() + b"\n")
-    child = int(server.stdout.readline())
-    end = time.monotonic() + timeout
-    if not select.select([server.stdout], [], [], max(end - time.monotonic(), 0))[0]:
-        os.kill(child, 9)
-        server.stdout.readline()
+    server.requests.write(request.encode() + b"\n")
+    child = int(server.answers.readline())
+    if not select.select([server.answers], [], [], timeout)[0]:
+        os.kill(child, signal.SIGKILL)
+        server.answers.readline()
         raise subprocess.TimeoutExpired(request[:200], timeout)
-    return int(server.stdout.readline())
-
-
-@cache
-def _server() -> subprocess.Popen[bytes]:
-    program = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
-    server = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-
-    def end() -> None:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.close()
-        server.wait()
-        server.stdout.close()
-
-    atexit.register(end)
-    return server
+    return int(server.answers.readline())

@@ -49,24 +49,38 @@ OPERATORS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--operators", metavar="K[,K…]/N", help="of the tests of single operators, run these of N parts")
     parser.addoption("--others", metavar="K[,K…]/N", help="of the other tests, run these of N parts")
+    parser.addoption(
+        "--others-of", action="append", default=[], metavar="K[,K…]/N:PATH", help="the same for a folder or a file"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that are of another part, by their names and so always the same ones."""
-    wanted = {name: _part(config, name) for name in ("--operators", "--others")}
+    operators = _part("--operators", config.getoption("--operators"))
+    others = _part("--others", config.getoption("--others"))
+    others_of = {}
+    for asked in config.getoption("--others-of"):
+        part, _, name = asked.partition(":")
+        place = TESTS.parent / name
+        if not place.exists():
+            raise pytest.UsageError(f"--others-of={asked}: there is no {place}")
+        others_of[place] = _part("--others-of", part)
+
+    @functools.cache  # tens of thousands of tests are in a few hundred files
+    def wanted(file: Path) -> tuple[set[int], int]:
+        places = (file, *file.parents)
+        if any(place in places for place in OPERATORS):
+            return operators
+        return next((others_of[place] for place in places if place in others_of), others)
+
     left_out: set[pytest.Item] = set()
     for item in items:
-        chosen, parts = wanted["--operators" if _has_operators(item.path) else "--others"]
+        chosen, parts = wanted(item.path)
         if zlib.crc32(item.nodeid.encode()) % parts + 1 not in chosen:
             left_out.add(item)
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
-
-
-@functools.cache  # tens of thousands of tests are in a few hundred files
-def _has_operators(path: Path) -> bool:
-    return any(place in (path, *path.parents) for place in OPERATORS)
 
 
 def pytest_collection_finish() -> None:
@@ -75,8 +89,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _part(config: pytest.Config, name: str) -> tuple[set[int], int]:
-    asked = config.getoption(name) or "1/1"
+def _part(name: str, asked: str | None) -> tuple[set[int], int]:
+    asked = asked or "1/1"
     chosen, _, parts = asked.partition("/")
     numbers = chosen.split(",")
     if not all(one.isdecimal() and parts.isdecimal() and 1 <= int(one) <= int(parts) for one in numbers):

@@ -34,6 +34,12 @@ os.environ.setdefault("ORT_DYNAMO_CACHE", "0")
 # allocations: a tenth of the suite's time. Dynamo's reset after each test collects the objects of that test.
 gc.set_threshold(50_000, 20, 100)
 
+if "TORCH_TRACE" not in os.environ:
+    # pytest has handlers on each logger that does not propagate, and for them torch writes its trace of each compile.
+    trace = logging.getLogger("torch.__trace")
+    trace.handlers.clear()
+    trace.propagate = True
+
 TESTS = Path(__file__).resolve().parent
 OPERATORS = (
     TESTS / "lowering" / "ops",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import run_program
 
 from ort_dynamo.listeners import write_trace
 from ort_dynamo.torch_internals import lookup
@@ -110,7 +111,7 @@ write_trace._text = write_trace._lines = made
     environment = {
         name: value for name, value in os.environ.items() if name not in ("TORCH_TRACE", "TORCH_COMPILE_DEBUG")
     }
-    done = subprocess.run([sys.executable, "-c", patched], env=environment, capture_output=True, text=True, check=False)
+    done = run_program(patched, env=environment)
     assert done.stdout == "trained\n", done.stderr
 
 

@@ -31,8 +31,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("ORT_DYNAMO_CACHE", "0")
 
 # A compile makes hundreds of thousands of objects that stay, and CPython would search them all every few hundred
-# allocations: a tenth of the suite's time. Dynamo's reset after each test collects the objects of that test.
+# allocations, and Dynamo after each compile: a tenth of the suite's time.
 gc.set_threshold(50_000, 20, 100)
+torch._dynamo.config.run_gc_after_compile = False
 
 if "TORCH_TRACE" not in os.environ:
     # pytest has handlers on each logger that does not propagate, and for them torch writes its trace of each compile.

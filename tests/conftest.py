@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import logging
@@ -94,6 +95,7 @@ def pytest_collection_finish() -> None:
     """Keep later searches for garbage from the million objects of imports and collected tests: a second for each."""
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # nanobind says at the end what was not freed
 
 
 def _part(name: str, asked: str | None) -> tuple[set[int], int]:

@@ -7,7 +7,6 @@ import os
 import re
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ def artifacts(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
 
 def ran(**variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    done = run_program(PROGRAM, env=environment)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -5,6 +5,7 @@ It reads one request a line and answers with two: the child's process id, then i
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -16,7 +17,7 @@ from typing import Any
 import torch._dynamo.convert_frame
 import torch._functorch.aot_autograd
 import torch._inductor.scheduler
-import torch.distributed.tensor  # noqa: F401
+import torch.distributed.tensor
 
 
 def serve() -> dict[str, Any]:
@@ -47,11 +48,15 @@ def become(request: dict[str, Any]) -> None:
     sys.argv = request["argv"]
     paths = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [request["folder"], *paths, *(path for path in sys.path[1:] if path not in paths)]
+    torch._dynamo.config.debug_dir_root = os.path.join(request["cwd"], "torch_compile_debug")
+    if "TORCH_LOGS" in os.environ:
+        torch._logging._init_logs()  # as the import of torch does
     for action in request["warnings"]:
         warnings.simplefilter(action)
 
 
 gc.freeze()
+atexit.register(gc.unfreeze)  # nanobind says at the end what was not freed
 given = serve()
 become(given)
 main = sys.modules["__main__"] = ModuleType("__main__")

@@ -71,7 +71,8 @@ def run_program(
 
 def _read_at_a_start(environment: Mapping[str, str]) -> dict[str, str]:
     """Those variables that Python, OpenMP or torch reads before the fork."""
-    begins, later = ("PYTHON", "OMP_", "MKL_", "TORCH"), ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
+    begins = ("PYTHON", "OMP_", "MKL_", "TORCH", "PYTORCH")
+    later = ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "TORCH_LOGS")
     return {name: value for name, value in environment.items() if name.startswith(begins) and name not in later}
 
 

@@ -55,6 +55,15 @@ def test_variables_of_an_interpreters_start_are_obeyed() -> None:
     assert run_program(program, env={**os.environ, "PYTHONDEVMODE": "1"}).stdout == "False True\n"
 
 
+def test_torch_reads_its_logs_and_its_folder_as_at_its_import(tmp_path: Path) -> None:
+    program = "import torch; torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))"
+    logs = {**os.environ, "TORCH_LOGS": "+dynamo"}
+    assert "torch/_dynamo" in run_program(program, env=logs).stderr
+    assert run_program(program).stderr == ""
+    folder = run_program("from torch._dynamo import config; print(config.debug_dir_root)", cwd=tmp_path).stdout
+    assert folder == f"{tmp_path / 'torch_compile_debug'}\n"
+
+
 def test_actions_for_warnings_are_obeyed() -> None:
     warned = "import warnings; warnings.warn('said', UserWarning)"
     assert "UserWarning: said" in run_program(warned).stderr

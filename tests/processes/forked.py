@@ -20,7 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-__all__ = ["run_program"]
+__all__ = ["COMMANDS", "run_program"]
+
+COMMANDS = "import runpy; runpy.run_module('ort_dynamo', run_name='__main__', alter_sys=True)"
+"""The program of `python -m ort_dynamo`."""
 
 
 def run_program(

@@ -10,6 +10,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -60,6 +61,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--others-of", action="append", default=[], metavar="K[,K…]/N:PATH", help="the same for a folder or a file"
     )
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Make no tests of a function that is slow where none such run: 35 000 take each worker half its collection."""
+    if not isinstance(obj, FunctionType) or collector.config.getoption("markexpr") != "not slow":
+        return None
+    return [] if any(mark.name == "slow" for mark in getattr(obj, "pytestmark", ())) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

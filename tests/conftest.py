@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
 import logging
 import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -30,8 +33,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("ORT_DYNAMO_CACHE", "0")
 
 # A compile makes hundreds of thousands of objects that stay, and CPython would search them all every few hundred
-# allocations: a tenth of the suite's time. Dynamo's reset after each test collects the objects of that test.
+# allocations, and Dynamo after each compile: a tenth of the suite's time.
 gc.set_threshold(50_000, 20, 100)
+torch._dynamo.config.run_gc_after_compile = False
+
+if "TORCH_TRACE" not in os.environ:
+    # pytest has handlers on each logger that does not propagate, and for them torch writes its trace of each compile.
+    trace = logging.getLogger("torch.__trace")
+    trace.handlers.clear()
+    trace.propagate = True
 
 TESTS = Path(__file__).resolve().parent
 OPERATORS = (
@@ -48,15 +58,40 @@ OPERATORS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--operators", metavar="K[,K…]/N", help="of the tests of single operators, run these of N parts")
     parser.addoption("--others", metavar="K[,K…]/N", help="of the other tests, run these of N parts")
+    parser.addoption(
+        "--others-of", action="append", default=[], metavar="K[,K…]/N:PATH", help="the same for a folder or a file"
+    )
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Make no tests of a function that is slow where none such run: 35 000 take each worker half its collection."""
+    if not isinstance(obj, FunctionType) or collector.config.getoption("markexpr") != "not slow":
+        return None
+    return [] if any(mark.name == "slow" for mark in getattr(obj, "pytestmark", ())) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that are of another part, by their names and so always the same ones."""
-    wanted = {name: _part(config, name) for name in ("--operators", "--others")}
+    operators = _part("--operators", config.getoption("--operators"))
+    others = _part("--others", config.getoption("--others"))
+    others_of = {}
+    for asked in config.getoption("--others-of"):
+        part, _, name = asked.partition(":")
+        place = TESTS.parent / name
+        if not place.exists():
+            raise pytest.UsageError(f"--others-of={asked}: there is no {place}")
+        others_of[place] = _part("--others-of", part)
+
+    @functools.cache  # tens of thousands of tests are in a few hundred files
+    def wanted(file: Path) -> tuple[set[int], int]:
+        places = (file, *file.parents)
+        if any(place in places for place in OPERATORS):
+            return operators
+        return next((others_of[place] for place in places if place in others_of), others)
+
     left_out: set[pytest.Item] = set()
     for item in items:
-        is_operator = any(place in (item.path, *item.path.parents) for place in OPERATORS)
-        chosen, parts = wanted["--operators" if is_operator else "--others"]
+        chosen, parts = wanted(item.path)
         if zlib.crc32(item.nodeid.encode()) % parts + 1 not in chosen:
             left_out.add(item)
     if left_out:
@@ -64,8 +99,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-def _part(config: pytest.Config, name: str) -> tuple[set[int], int]:
-    asked = config.getoption(name) or "1/1"
+def pytest_collection_finish() -> None:
+    """Keep later searches for garbage from the million objects of imports and collected tests: a second for each."""
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # nanobind says at the end what was not freed
+
+
+def _part(name: str, asked: str | None) -> tuple[set[int], int]:
+    asked = asked or "1/1"
     chosen, _, parts = asked.partition("/")
     numbers = chosen.split(",")
     if not all(one.isdecimal() and parts.isdecimal() and 1 <= int(one) <= int(parts) for one in numbers):

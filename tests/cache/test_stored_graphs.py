@@ -18,6 +18,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from forked import run_program
 from torch import nn
 
 from ort_dynamo.cache import disk, open_island
@@ -74,7 +75,10 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def ran(folder: Path, options: Mapping[str, Any] = {}, **variables: str) -> dict[str, Any]:
-    return ended(started(folder, options, **variables))
+    environment = {**os.environ, "ORT_DYNAMO_CACHE": "1", "ORT_DYNAMO_CACHE_DIR": str(folder), **variables}
+    done = run_program(PROGRAM, json.dumps(options), env=environment)
+    assert done.returncode == 0, done.stderr
+    return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
 
 @pytest.fixture
@@ -117,7 +121,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_second_process_reads_the_first_ones_entries_and_trains_the_same(tmp_path: Path) -> None:
-    first = ended(started(tmp_path / "cache", PYTHONHASHSEED="1"))
+    first = ran(tmp_path / "cache")
     (tmp_path / "elsewhere").mkdir()
     renamed = PROGRAM.replace("model", "network").replace("step", "call").replace("loss", "value")
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from forked import COMMANDS, run_program
 
 from ort_dynamo.__main__ import main
 from ort_dynamo.cache.disk import COUNTS
@@ -141,12 +140,7 @@ def test_a_folder_of_others_is_not_touched(filled: Path, capsys: pytest.CaptureF
 
 def test_warm_runs_a_program_and_counts_cache_hits(place: Path, script: Path) -> None:
     def warm(*arguments: str) -> tuple[int, list[str]]:
-        done = subprocess.run(
-            [sys.executable, "-m", "ort_dynamo", "cache", "warm", str(script), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_program(COMMANDS, "cache", "warm", str(script), *arguments)
         return done.returncode, done.stdout.splitlines()
 
     status, out = warm("3", "--more")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -59,14 +58,11 @@ def test_a_pages_program_prints_the_shown_output(page: Path, tmp_path: Path) -> 
         pytest.importorskip(package)
     found = blocks(page)
     (tmp_path / "page.py").write_text("\n".join(text for mark, text in found if mark == "python"))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "page.py"],
+    done = run_program(
+        tmp_path / "page.py",
         cwd=tmp_path,
         env={**os.environ, "ORT_DYNAMO_CACHE_DIR": str(tmp_path / "cache")},  # pages say how much a cache had
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+        warnings=["ignore"],
     )
     assert done.returncode == 0, done.stderr[-4000:]
     expected = "".join(text for mark, text in found if mark == "text")

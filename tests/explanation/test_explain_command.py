@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import COMMANDS, run_program
 
 from ort_dynamo.__main__ import main
 from ort_dynamo.compilation.events import EXTRA_LISTENERS
@@ -113,14 +111,7 @@ def test_a_missing_program_is_an_error(tmp_path: Path, capsys: pytest.CaptureFix
 def test_compiles_of_the_program_are_those_of_the_summary(program: Path, tmp_path: Path) -> None:
     program.write_text(PROGRAM.replace("sys.exit(", "import ort_dynamo\nprint(ort_dynamo.summary())\nsys.exit("))
     data = tmp_path / "data.json"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "ort_dynamo", "explain", "--json", str(data), str(program)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_program(COMMANDS, "explain", "--json", str(data), str(program), warnings=["ignore"])
     assert done.returncode == 0, done.stderr
     told = json.loads(data.read_text())
     native = sum(told["summary"]["native"].values())

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from forked import run_program
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,7 +23,10 @@ def ran(program: str, *arguments: str, inside: Sequence[str] = (), **variables: 
         variables: environment variables.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [*inside, sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=3000)
+    if inside:
+        command = [*inside, sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=3000)
+    else:
+        done = run_program(program, *arguments, env=environment | variables, timeout=3000)
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stdout, done.stderr

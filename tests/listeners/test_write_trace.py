@@ -7,11 +7,11 @@ import os
 import re
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import run_program
 
 from ort_dynamo.listeners import write_trace
 from ort_dynamo.torch_internals import lookup
@@ -45,7 +45,7 @@ def artifacts(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
 
 def ran(**variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    done = run_program(PROGRAM, env=environment)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -110,7 +110,7 @@ write_trace._text = write_trace._lines = made
     environment = {
         name: value for name, value in os.environ.items() if name not in ("TORCH_TRACE", "TORCH_COMPILE_DEBUG")
     }
-    done = subprocess.run([sys.executable, "-c", patched], env=environment, capture_output=True, text=True, check=False)
+    done = run_program(patched, env=environment)
     assert done.stdout == "trained\n", done.stderr
 
 

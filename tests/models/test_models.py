@@ -18,7 +18,7 @@ from ort_dynamo.testing import Tolerance, assert_close, assert_like_eager, eager
 
 GRADIENT = Tolerance(relative=1e-4, absolute=1e-7)
 VOCABULARY = 99
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+SMALL = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 
 
 class Loss(torch.nn.Module):
@@ -45,38 +45,39 @@ def images(batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
 
 
-def bert() -> torch.nn.Module:
-    config = transformers.BertConfig(vocab_size=VOCABULARY, **SMALL)
+def bert(layers: int) -> torch.nn.Module:
+    config = transformers.BertConfig(vocab_size=VOCABULARY, num_hidden_layers=layers, **SMALL)
     return transformers.BertForMaskedLM(config)
 
 
-def gpt2() -> torch.nn.Module:
+def gpt2(layers: int) -> torch.nn.Module:
     config = transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=1
+        vocab_size=VOCABULARY, n_embd=32, n_layer=layers, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=1
     )
     config.use_cache = False
     return transformers.GPT2LMHeadModel(config)
 
 
-def llama() -> torch.nn.Module:
-    config = transformers.LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **SMALL)
+def llama(layers: int) -> torch.nn.Module:
+    config = transformers.LlamaConfig(vocab_size=VOCABULARY, num_hidden_layers=layers, num_key_value_heads=2, **SMALL)
     config.use_cache = False
     return transformers.LlamaForCausalLM(config)
 
 
-def vit() -> torch.nn.Module:
+def vit(layers: int) -> torch.nn.Module:
+    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     config = transformers.ViTConfig(
-        image_size=32, patch_size=8, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, num_labels=10, **SMALL
+        image_size=32, patch_size=8, num_labels=10, num_hidden_layers=layers, **dropout, **SMALL
     )
     return transformers.ViTForImageClassification(config)
 
 
-def resnet() -> torch.nn.Module:
-    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], num_labels=10)
+def resnet(layers: int) -> torch.nn.Module:
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, layers], num_labels=10)
     return transformers.ResNetForImageClassification(config)
 
 
-def mlp() -> torch.nn.Module:
+def mlp(layers: int) -> torch.nn.Module:
     return torch.nn.Sequential(
         torch.nn.Flatten(),
         torch.nn.Linear(3 * 32 * 32, 64),
@@ -87,7 +88,7 @@ def mlp() -> torch.nn.Module:
     )
 
 
-Make = Callable[[], torch.nn.Module]
+Make = Callable[[int], torch.nn.Module]
 MODELS: dict[str, tuple[Make, Callable[..., tuple[torch.Tensor, torch.Tensor]]]] = {
     "bert": (bert, tokens),
     "gpt2": (gpt2, tokens),
@@ -100,10 +101,10 @@ MODELS: dict[str, tuple[Make, Callable[..., tuple[torch.Tensor, torch.Tensor]]]]
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
-def build(name: str) -> tuple[torch.nn.Module, Callable[..., tuple[torch.Tensor, torch.Tensor]]]:
+def build(name: str, layers: int = 2) -> tuple[torch.nn.Module, Callable[..., tuple[torch.Tensor, torch.Tensor]]]:
     torch.manual_seed(0)
     make, batch = MODELS[name]
-    return Loss(make()), batch
+    return Loss(make(layers)), batch
 
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -178,7 +179,7 @@ def test_training_with_accumulation_batches_of_two_sizes_and_a_frozen_half(name:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_conv_net_in_channels_last_equals_eager(dynamic: bool) -> None:
-    model, batch = build("resnet")
+    model, batch = build("resnet", layers=1)
     model = model.to(memory_format=torch.channels_last)
     x, labels = batch()
     ours = copy.deepcopy(model)
@@ -191,7 +192,7 @@ def test_a_conv_net_in_channels_last_equals_eager(dynamic: bool) -> None:
 
 @every_model
 def test_symbolic_batches_compile_once(name: str) -> None:
-    theirs, batch = build(name)
+    theirs, batch = build(name, layers=1)
     theirs.eval()  # only shapes matter here, not dropout
     ours = copy.deepcopy(theirs)
     compiled: Any = torch.compile(ours, backend="ort_train", options={"fallback": "error"}, dynamic=True)
@@ -209,7 +210,7 @@ def test_symbolic_batches_compile_once(name: str) -> None:
 @pytest.mark.parametrize("autocast", [False, True])
 @every_model
 def test_saved_files_pass_the_full_checker(name: str, autocast: bool, tmp_path: Path) -> None:
-    model, batch = build(name)
+    model, batch = build(name, layers=1)
     options = {"save_onnx": tmp_path, "placement": "onnxruntime", "debug": {"verify": True}}
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         loss = torch.compile(model, backend="ort_train", options=options)(*batch())

@@ -12,6 +12,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
+from forked import run_program
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 
@@ -138,8 +139,7 @@ def check_alive(folder: Path, name: str, size: str, options: dict[str, Any]) -> 
     its image three times.
     """
     folder = Path(mkdtemp(dir=folder))
-    command = [sys.executable, "-c", _ALIVE, json.dumps([name, size, options])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=ENVIRONMENT)
+    done = run_program(_ALIVE, json.dumps([name, size, options]), cwd=folder, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-2000:]
     predicted, alive = json.loads(done.stdout.splitlines()[-1])
     if not alive:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked import run_program
 from torch import Tensor, nn
 from traced_containers import dynamo_traces_its_own_containers
 
@@ -238,13 +237,10 @@ def test_a_reset_forgets() -> None:
 def test_it_is_printed_at_exit_where_it_is_asked_for(value: str | None, lines: int) -> None:
     program = "import torch; torch.compile(lambda x: x + 1, backend='ort_train')(torch.ones(2))"
     environment = {name: text for name, text in os.environ.items() if name != "ORT_DYNAMO_SUMMARY"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        env=environment | ({} if value is None else {"ORT_DYNAMO_SUMMARY": value}),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    if value is not None:
+        environment["ORT_DYNAMO_SUMMARY"] = value
+    done = run_program(program, env=environment, warnings=["ignore"])
+    assert done.returncode == 0
     assert len(done.stderr.splitlines()) == lines, done.stderr
     assert lines == 0 or done.stderr.startswith("ort_train: compiles 1, graphs 1, islands 1 (0 from the cache)")
 

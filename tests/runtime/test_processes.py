@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import run_program
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
@@ -107,9 +106,7 @@ print("done")
 @pytest.mark.parametrize("what", ["step", "free", "load", "again"])
 def test_a_forked_child(what: str) -> None:
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", _PARENT, what], capture_output=True, text=True, timeout=240, cwd=root, check=False
-    )
+    done = run_program(_PARENT, what, timeout=240, cwd=root)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
 
 
@@ -124,7 +121,6 @@ double(torch.ones(3))
 
 def test_profiles_are_written_at_the_end_of_a_program(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    program = [sys.executable, "-c", _PROFILED]
-    subprocess.run(program, check=True, timeout=240, cwd=tmp_path, env=environment)
+    run_program(_PROFILED, timeout=240, cwd=tmp_path, env=environment).check_returncode()
     events = [event for file in tmp_path.glob("session*.json") for event in json.loads(file.read_text())]
     assert {"Mul", "Cos"} <= {event["args"]["op_name"] for event in events if event["cat"] == "Node"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from forked import run_program
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
@@ -296,10 +295,8 @@ def test_a_graph_read_from_disk_takes_dual_tensors(tmp_path: Path) -> None:
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"),
     }
     hits = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False
-        )
+    for variables in ({}, {"PYTHONHASHSEED": "2"}):
+        done = run_program(PROGRAM, env=environment | variables)
         assert done.returncode == 0, done.stderr
         hits.append(int(done.stdout.splitlines()[-1]))
     assert hits == [0, 2]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import run_program
 from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
 
@@ -68,7 +69,7 @@ def broken(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("logs", ["ort_dynamo", "+ort_dynamo"])
 def test_torch_logs_shows_each_graph(logs: str, tmp_path: Path) -> None:
-    done = ran("-c", PROGRAM, folder=tmp_path, TORCH_LOGS=logs)
+    done = run_program(PROGRAM, cwd=tmp_path, env={**os.environ, "TORCH_LOGS": logs})
     assert done.stdout.startswith("trained"), done.stderr
     for role in ("forward", "backward"):
         assert f"{role} graph, 1 island(s): " in done.stderr
@@ -80,7 +81,7 @@ def test_torch_logs_shows_each_graph(logs: str, tmp_path: Path) -> None:
     [("compilation", "saved for the backward"), ("passes", "passes changed the"), ("cache", "island ")],
 )
 def test_torch_logs_shows_one_stage(stage: str, shown: str, tmp_path: Path) -> None:
-    done = ran("-c", PROGRAM, folder=tmp_path, TORCH_LOGS=f"+ort_dynamo.{stage}")
+    done = run_program(PROGRAM, cwd=tmp_path, env={**os.environ, "TORCH_LOGS": f"+ort_dynamo.{stage}"})
     assert done.stdout.startswith("trained"), done.stderr
     assert shown in done.stderr
     assert "1 island(s): " not in done.stderr

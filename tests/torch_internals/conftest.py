@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forked import run_program
 
 _PACKAGE = Path(__file__).parents[2] / "ort_dynamo"
 _NAMESPACES = ("aten", "prims", "higher_order", "inductor_prims")
@@ -59,7 +59,7 @@ def with_everything_imported() -> Callable[[str, str], str]:
 
     def run(before: str, after: str) -> str:
         program = "\n".join((before, _EVERYTHING, after))
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+        done = run_program(program)
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import run_program
 
 PREPARED = """
 import torch
@@ -77,14 +75,7 @@ assert sum(losses[-8:]) < sum(losses[:8])
 @pytest.mark.parametrize("example", [BASIC, DEBUG, USAGE], ids=["basic", "debug", "usage"])
 def test_an_example_runs(example: str, tmp_path: Path) -> None:
     end = "\ntorch.distributed.destroy_process_group()\nprint('ran')"
-    run = subprocess.run(
-        [sys.executable, "-c", PREPARED + example + end],
-        cwd=tmp_path,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = run_program(PREPARED + example + end, cwd=tmp_path)
     assert run.stdout.strip().endswith("ran"), run.stderr
     saved = {path.name for path in tmp_path.iterdir()}
     assert ("model_name_execution_model_training.onnx" in saved) == (example is DEBUG)

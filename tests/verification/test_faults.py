@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from forked import run_program
 from twelve_layers import TwelveLayers, batch
 
 import ort_dynamo
@@ -47,9 +47,7 @@ def wrong_tanh_backward(ctx: Any, grad: ir.Value, out: ir.Value) -> ir.Value:
 def repeated(program: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a program that repeats a fault, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ORT_DYNAMO_CACHE": "0"}
-    return subprocess.run(
-        [sys.executable, program], cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    return run_program(Path(program), cwd=cwd, env=environment, timeout=240)
 
 
 @pytest.mark.parametrize(

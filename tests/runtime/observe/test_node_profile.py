@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 from collections import Counter
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import run_program
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -272,6 +271,5 @@ print("done")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("held", ["watch", "sessions"])
 def test_a_fork_while_another_thread_holds_a_lock_stops_nothing(held: str) -> None:
-    command = [sys.executable, "-c", _FORKS, held]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = run_program(_FORKS, held, timeout=120)
     assert result.stdout.strip() == "done", result.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import run_program
 from small_models import Dense, Normed, assert_steps_like_eager, compiles, pair
 from torch import Tensor, nn
 
@@ -287,14 +287,7 @@ print("trained")
 
 
 def test_distributed_data_parallel_goes_around_it(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", DISTRIBUTED],
-        cwd=tmp_path,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = run_program(DISTRIBUTED, cwd=tmp_path)
     assert run.stdout.strip().endswith("trained"), run.stderr
 
 

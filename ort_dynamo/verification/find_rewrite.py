@@ -33,6 +33,8 @@ def find_rewrite(rewrites: Sequence[Rewrite], runs: Sequence[GraphRun]) -> Fault
             the gradients that its backward takes.
         runs: the runs of its graphs, in order; the first of each graph gives the inputs.
     """
+    if not runs:
+        return None  # the graph was compiled and did not run
     given: dict[str, Any] = {}
     for run in reversed(runs):
         names = [node.name for node in run.graph.gm.graph.find_nodes(op="placeholder")]

@@ -106,6 +106,11 @@ def test_the_wrong_one_of_two_graphs_is_named(planted: Replace, tmp_path: Path) 
     assert "return torch.sin(y) * 3" in fault.line
 
 
+def test_a_graph_that_did_not_run_is_not_compared() -> None:
+    gm = torch.fx.symbolic_trace(lambda: torch.ones(2))
+    assert find_rewrite([Rewrite("one", gm, gm)], []) is None
+
+
 def test_changes_are_copies_from_before_and_after() -> None:
     gm = torch.fx.symbolic_trace(lambda x: torch.ops.aten.sin.default(x))
     gm.graph.find_nodes(op="placeholder")[0].meta["val"] = torch.ones(2)

@@ -55,7 +55,7 @@ def test_a_record_lists_the_passes_in_order_and_the_memory_plan() -> None:
     assert [one.name.split("(")[0] for one in record.passes] == [
         *["RemoveNoOps", "DropUnitDims", "DropRunningStatistics", "KeepStatisticsWide"],
         *["MarkGates", "HoistRandom"],
-        *["PlaceInTorch", "PlaceSlowerOperators", "GiveKernelDtypes", "ConvertToChannelsLast"],
+        *["FuseTanhGelu", "PlaceInTorch", "PlaceSlowerOperators", "GiveKernelDtypes", "ConvertToChannelsLast"],
         *["CompareInForward", "SaveReadsOfMutated", "RecomputeCasts", "RecomputeArithmetic", "RecomputeGelu"],
         *["SplitStatistics", "HideSeedless", "MergeViews", "RecreateViews"],
         *["RestoreSeedless", "MergeStatistics"],  # on the forward

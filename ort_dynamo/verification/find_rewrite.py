@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from ort_dynamo.graph.marks import HALF
 from ort_dynamo.passes.rewrites import Rewrite
 from ort_dynamo.program.source_line import module_path, user_line
+from ort_dynamo.testing import copied
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.verification.compare import first_problem, largest
 from ort_dynamo.verification.in_double import InDouble
@@ -54,11 +55,7 @@ def find_rewrite(rewrites: Sequence[Rewrite], runs: Sequence[GraphRun]) -> Fault
 
 def _inputs(gm: GraphModule, given: Mapping[str, Any]) -> list[Any] | None:
     names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
-    return [_own(given[name]) for name in names] if all(name in given for name in names) else None
-
-
-def _own(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+    return [copied(given[name]) for name in names] if all(name in given for name in names) else None
 
 
 class _Values(Interpreter):

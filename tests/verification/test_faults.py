@@ -17,24 +17,12 @@ from forked import run_program
 from twelve_layers import TwelveLayers, batch
 
 import ort_dynamo
-from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.compilation.compiler import Compilation
 from ort_dynamo.errors import LoweringError, NotCompiledError, ResultsDifferError
-from ort_dynamo.lowering import registry
-from ort_dynamo.passes import outside
 from ort_dynamo.runtime import session
 
 ROOT = Path(__file__).resolve().parents[2]
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(registry, "_FROM_OUTSIDE", {})
-    monkeypatch.setattr(outside, "_LAST", type(outside._LAST)())
-    CACHE.clear()
-    yield
-    CACHE.clear()
 
 
 def wrong_tanh(ctx: Any, x: ir.Value) -> ir.Value:

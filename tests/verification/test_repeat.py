@@ -14,7 +14,6 @@ from torch.fx import Graph
 
 import ort_dynamo
 from ort_dynamo.graph.build import BuildSpec
-from ort_dynamo.lowering import registry
 from ort_dynamo.options.groups import DumpOptions, SessionOptions
 from ort_dynamo.runtime.installed.providers import usable_target
 from ort_dynamo.torch_internals.fakes import FakeTensorMode
@@ -24,11 +23,6 @@ from ort_dynamo.verification.repeat import write_models, write_operator
 
 aten = torch.ops.aten
 FACTOR = 2.0
-
-
-@pytest.fixture(autouse=True)
-def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_FROM_OUTSIDE", {})
 
 
 def ran(program: str) -> int:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from ort_dynamo.graph.marks import FOR_KERNEL, FX_NODE, PASS, READS_ROUNDED
+from ort_dynamo.passes.onnx.analysis.decisions import is_discontinuous, nodes_before_decisions
 from ort_dynamo.passes.onnx.analysis.replacing import replace_outputs
 from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 from ort_dynamo.passes.ordering import Condition, ordering
@@ -19,12 +20,6 @@ _FREE = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 _MOVES = _FREE | {"Expand", "Slice", "Transpose"}
 """Move the elements of their first input."""
-
-_DECIDES = frozenset(
-    {"ArgMax", "ArgMin", "Cast", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less"}
-    | {"LessOrEqual", "Mod", "NonZero", "Round", "Sign", "TopK", "Unique"}
-)
-"""Jump where their input changes by a rounding, so they get the values in torch's dtype."""
 
 
 @ordering(needs=[Condition.EQUALS_MERGED], gives=[Condition.ROUND_TRIPS_GONE])
@@ -43,8 +38,10 @@ class RemoveRoundTrips(ir.passes.InPlacePass):
     2. Both casts come from one ATen node, whose eager kernel rounds once, at its end. Or, with `excess_precision`, the
        narrow dtype is bfloat16, which has the range of the wide one. A float16 overflow between two nodes is kept,
        since torch.amp.GradScaler skips steps by it.
-    3. The reader is continuous: no comparison, rounding, sort or cast. Outputs of the graph count as continuous. The
-       reader's lowering did not ask for the rounding (metadata READS_ROUNDED).
+    3. No operator decides by the value: no comparison, conversion to integers or sort reads it, or reads a number that
+       follows from it and is not rounded. In x == max(x), and in x - floor(x), all operands come from one x.
+    4. The reader is no rounding, check for NaN or cast either. Outputs of the graph are readers, too. The reader's
+       lowering did not ask for the rounding (metadata READS_ROUNDED).
 
     Attributes:
         excess_precision: also remove roundings to bfloat16 between ATen nodes.
@@ -54,7 +51,7 @@ class RemoveRoundTrips(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every graph of the model."""
-        run = _Run(self, ValueNames(model))
+        run = _Run(self, ValueNames(model), nodes_before_decisions(model.graph))
         for node in list(RecursiveGraphIterator(model.graph)):
             run.visit(node)
         return ir.passes.PassResult(model, run.modified)
@@ -64,6 +61,7 @@ class RemoveRoundTrips(ir.passes.InPlacePass):
 class _Run:
     pass_: RemoveRoundTrips
     names: ValueNames
+    deciding: set[ir.Node]
     modified: bool = False
     _made: dict[tuple[ir.Value, ir.Graph], ir.Value] = field(default_factory=dict)
 
@@ -72,7 +70,9 @@ class _Run:
         if not _is_widening(widening):
             return
         rounded, (widened,) = _first(widening), widening.outputs
-        uses = [use for use in widened.uses() if _may_read_exact(use.node)]
+        if any(use.node in self.deciding for use in widened.uses()):
+            return
+        uses = [use for use in widened.uses() if _reads_exact(use.node)]
         if not (uses or widened.is_graph_output()) or not self._is_rounded(rounded, widening):
             return
         exact = self._unrounded(rounded, widening)
@@ -143,8 +143,8 @@ class _Run:
         return self._made[value, graph]
 
 
-def _may_read_exact(node: ir.Node) -> bool:
-    return READS_ROUNDED not in node.metadata_props and (bool(node.domain) or node.op_type not in _DECIDES)
+def _reads_exact(reader: ir.Node) -> bool:
+    return READS_ROUNDED not in reader.metadata_props and not is_discontinuous(reader)
 
 
 def _first(node: ir.Node) -> ir.Value:

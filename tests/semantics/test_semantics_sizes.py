@@ -273,3 +273,7 @@ def test_a_size_that_is_rounded_up_to_a_multiple_is_computed_outside_of_islands(
         x = torch.randn(rows, 4)
         for mine, theirs in zip(compiled(x), function(x), strict=True):
             assert_close(mine, theirs, "a result")
+
+
+def test_a_constant_dividend_without_elements() -> None:
+    like_eager(lambda x, y: (torch.zeros(0, 1) / x) * y, (torch.ones(0, 1), torch.ones(0, 3)))

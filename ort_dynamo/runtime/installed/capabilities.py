@@ -221,8 +221,8 @@ def omitted_optimizers(dtypes: Collection[ir.DataType], target: Target) -> list[
         omitted += _FUSIONS_WITHOUT_DOUBLE
     if target.has_defect("fused_norms_without_statistics"):
         omitted += _FUSIONS_OF_NORMS
-    if target.has_defect("noop_elimination_of_empty"):
-        omitted.append("NoopElimination")
+    if target.has_defect("optimizers_read_empty_constants"):
+        omitted += ("NoopElimination", "DivMulFusion")
     if target.has_defect("rules_lose_edges"):
         omitted += ("PreShapeNodeElimination", "DivMulFusion")
     return omitted

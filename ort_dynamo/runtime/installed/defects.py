@@ -168,9 +168,10 @@ DEFECTS = (
         ("lowering/ops/products/matmul.py", "lowering/ops/products/grouped_matmul.py"),
     ),
     Defect(
-        "noop_elimination_of_empty",
+        "optimizers_read_empty_constants",
         (TRAINING,),
-        "The optimizer NoopElimination takes an empty constant for a zero and loses the output of a sum with it.",
+        "The optimizer NoopElimination takes an empty constant for a zero and loses the output of a sum with it. "
+        "DivMulFusion reads the first element of an empty dividend, and ends the process.",
         ("runtime/installed/capabilities.py",),
     ),
     Defect(

@@ -128,22 +128,23 @@ def test_a_concatenation_needs_all_its_parts_unrounded() -> None:
     assert_rewrites(RemoveRoundTrips(), joined("kept"), joined("kept"), {"rounded": KERNEL})
 
 
-def test_a_comparison_gets_the_rounded_value_and_its_neighbour_the_exact_one() -> None:
+@pytest.mark.parametrize(("check", "operand"), [("IsNaN (widened)", "exact"), ("Equal (widened, z)", "widened")])
+def test_the_neighbour_of_a_comparison_reads_its_value(check: str, operand: str) -> None:
     def text(operand: str) -> str:
         return (
             HEADER
             + f"""
-g (float[4] x, float[4] z) => (bool[4] equal, float[4] y) {{
+g (float[4] x, float[4] z) => (bool[4] checked, float[4] y) {{
     exact = Exp (x)
     rounded = Cast <to: int = 16> (exact)
     widened = Cast <to: int = 1> (rounded)
-    equal = Equal (widened, z)
+    checked = {check}
     y = Neg ({operand})
 }}
 """
         )
 
-    assert_rewrites(RemoveRoundTrips(), text("widened"), text("exact"), {"rounded": KERNEL})
+    assert_rewrites(RemoveRoundTrips(), text("widened"), text(operand), {"rounded": KERNEL})
 
 
 def test_an_output_gets_the_exact_value() -> None:
@@ -224,3 +225,59 @@ g (float[4, 1] x, bool c) => (float[1, 4] z, float[1, 4] y) {{
     after = text(f"moved_unrounded {move}", "moved_unrounded", f"moved_unrounded_2 {move}", "moved_unrounded_2")
     marks: Mapping[str, Mapping[str, str]] = {"rounded": KERNEL}
     assert_rewrites(RemoveRoundTrips(), text("", "widened", "", "cast"), after, marks)
+
+
+def decided(body: str, operand: str, outputs: str = "bool[4] equal") -> str:
+    """A body that reads the rounded value as `widened`, and an operand of its own."""
+    return (
+        HEADER
+        + f"""
+g (float[4] x, float[4] z, bool c) => ({outputs}) <int64[1] axis = {{0}}, float infinite = {{inf}}> {{
+    exact = Exp (x)
+    rounded = Cast <to: int = 16> (exact)
+    widened = Cast <to: int = 1> (rounded)
+    {body.format(operand)}
+}}
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "largest = ReduceMax (widened, axis)  equal = Equal (largest, widened)",
+        "size = Abs (widened)  whole = Floor (size)  equal = Less (whole, z)",
+        "whole = Cast <to: int = 7> (widened)  equal = Equal (whole, whole)",
+        "sum = Add (widened, z)  whole = Cast <to: int = 7> (sum)  equal = Equal (whole, whole)",
+        "y = If (c) <"
+        " then_branch = t () => (float[4] p) { p = Neg (widened) },"
+        " else_branch = e () => (float[4] q) { q = Neg (x) }"
+        ">  equal = Equal (y, z)",
+        "equal = If (c) <"
+        " then_branch = t () => (bool[4] p) { n = Neg (widened)  p = Equal (n, z) },"
+        " else_branch = e () => (bool[4] q) { q = Equal (x, z) }"
+        ">",
+    ],
+)
+def test_all_that_leads_to_a_comparison_gets_the_rounded_value(body: str) -> None:
+    text = decided(body.replace("{", "{{").replace("}", "}}"), "widened")
+    assert_rewrites(RemoveRoundTrips(), text, text, {"rounded": KERNEL})
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "narrow = Cast <to: int = 16> (y)  wide = Cast <to: int = 1> (narrow)  equal = Equal (wide, z)",
+        "equal = IsNaN (y)",
+        "equal = Equal (y, infinite)",
+        "sizes = Shape (y)  moved = Reshape (z, sizes)  equal = Equal (moved, z)",
+    ],
+)
+def test_before_a_rounding_or_a_range_check_the_exact_value_does(rest: str) -> None:
+    body = "y = Neg ({})  " + rest
+    assert_rewrites(RemoveRoundTrips(), decided(body, "widened"), decided(body, "exact"), {"rounded": KERNEL})
+
+
+def test_an_output_beside_a_comparison_is_rounded() -> None:
+    text = decided("equal = Equal (widened, z)", "", "float[4] widened, bool[4] equal")
+    assert_rewrites(RemoveRoundTrips(), text, text, {"rounded": KERNEL})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +128,11 @@ def _open(
     register_kernels(settings, session_kernels(built, target, device, store), store)
     TORCH_MEMORY.raised()  # an error that an earlier run recovered from
     try:
-        with _quiet(given, options), contextlib.nullcontext() if stream is None else stream.opening():
+        with (
+            _denormals_kept(),
+            _quiet(given, options),
+            contextlib.nullcontext() if stream is None else stream.opening(),
+        ):
             if stream is not None and TORCH_MEMORY.serves(dict(options.provider_options)):
                 TORCH_MEMORY.register(target.provider, device)
                 settings.add_session_config_entry("session.use_env_allocators", "1")
@@ -147,6 +153,23 @@ def _open(
     if settings.enable_profiling:
         profiles_until_exit(session)
     return session
+
+
+def _flushes_denormals() -> bool:
+    """Check whether this thread takes numbers that are too small for a full exponent as zeros."""
+    smallest = sys.float_info.min
+    return smallest / 2 == 0
+
+
+@contextlib.contextmanager
+def _denormals_kept() -> Iterator[None]:
+    """Keep torch.set_flush_denormal's choice for this thread: the first session of a process sets one of its own."""
+    flushes = _flushes_denormals()
+    try:
+        yield
+    finally:
+        if _flushes_denormals() != flushes:
+            torch.set_flush_denormal(flushes)
 
 
 def _quiet(given: dict[str, str], options: SessionSettings) -> contextlib.AbstractContextManager[None]:
@@ -200,6 +223,8 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         settings.enable_mem_reuse = False
         for name, value in waiting_threads().items():
             settings.add_session_config_entry(f"session.{name}", value)
+    if _flushes_denormals():  # the threads of the session do as this one does
+        settings.add_session_config_entry("session.set_denormal_as_zero", "1")
     if options.cuda_graphs:
         # A graph replays the launches on the device. The CPU's part would run once.
         settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

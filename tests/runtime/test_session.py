@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from fake_streams import fake_cuda
+from forked import run_program
 
 from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.errors import InvalidOptionError, ProviderNotAvailableError, SessionError
@@ -298,3 +299,21 @@ def test_onnx_runtimes_own_fall_back_is_an_error(on_cuda: Target) -> None:
     specs = [ValueSpec(torch.float32)]
     with pytest.raises(ProviderNotAvailableError, match="it does not load"):
         open_session(built("test", NEG, specs, specs), on_cuda, torch.device("cuda"))
+
+
+FLUSHED = """
+import sys, torch
+torch.set_num_threads(2)
+torch.set_flush_denormal(sys.argv[1] == "flush")
+options = {"placement": "onnxruntime", "threads": 2}
+product = torch.compile(lambda x, y: x * y, backend="ort_train", options=options)
+x = torch.full((1 << 20,), 1e-38)
+found = product(x, torch.full_like(x, 1e-3))
+print(int(found.count_nonzero()), int((x[:1] * 1e-3).count_nonzero()))
+"""
+
+
+@pytest.mark.parametrize(("mode", "printed"), [("flush", "0 0"), ("keep", f"{1 << 20} 1")])
+def test_sessions_and_torch_do_with_denormals_as_set_flush_denormal_says(mode: str, printed: str) -> None:
+    ran = run_program(FLUSHED, mode)
+    assert ran.stdout.strip() == printed, ran.stderr

@@ -102,6 +102,8 @@ def _hunt(mode: str, seeds: Sequence[int], setting: str | None, findings: Findin
         last: dict[str, Any] = {"state": "begun", "seed": seeds[0], "mode": mode, "setting": setting, "text": ""}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():
+                if not line.startswith("{"):
+                    continue  # a library's own line
                 last = json.loads(line)
                 if last["state"] not in _UNFINISHED:
                     findings.add(last)

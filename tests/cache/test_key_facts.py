@@ -223,6 +223,23 @@ def test_equal_functions_share_a_session_for_different_example_sizes() -> None:
     assert CACHE.hits == before + 1
 
 
+def test_graphs_that_use_one_part_of_a_split_share_a_session() -> None:
+    def first(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept, negated = x.chunk(2, 1)
+        return -negated, kept  # a view of the input: the island has the other part alone
+
+    def second(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept, negated = x.chunk(2, 1)
+        return -negated, kept
+
+    before = CACHE.hits
+    for function in (first, second):
+        x = torch.randn(4, 6)
+        for part, eager in zip(torch.compile(function, backend="ort_train", dynamic=True)(x), function(x), strict=True):
+            torch.testing.assert_close(part, eager)
+    assert CACHE.hits == before + 1
+
+
 def test_known_true_agrees_with_torch() -> None:
     size = symbolic_shapes.ShapeEnv().create_unbacked_symint()
     torch._check(size >= 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from ort_dynamo.lowering.recipes.branches import is_small
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.symbols import same_size
 from ort_dynamo.torch_internals.kernels.operators import aten
-from ort_dynamo.torch_internals.sizes.symbols import has_hint_of_one, is_nonnegative, is_unbacked
+from ort_dynamo.torch_internals.sizes.symbols import expression, has_hint_of_one, is_nonnegative, is_unbacked
 
 
 def size_is_zero(size: Size) -> bool:
@@ -240,14 +241,13 @@ def split(ctx: LoweringContext, self: ir.Value, split_size: Any, dim: int = 0) -
     sizes = [part.shape[a] for part in ctx.out]
     if len(sizes) == 1:
         return (self,)
+    bounds = list(itertools.accumulate(sizes, initial=0))
+    for bound in bounds:
+        expression(bound)  # asked whichever parts are used: an island may use fewer than the whole graph
     if len(ctx.used) == len(sizes):
         return tuple(ctx.op.Split(self, ctx.shape(sizes), axis=a, _outputs=len(sizes)))
-    parts: list[ir.Value | None] = []
-    start: Size = 0
-    for index, size in enumerate(sizes):
-        parts.append(cut(ctx, self, a, start, start + size) if index in ctx.used else None)
-        start = start + size
-    return tuple(parts)
+    pairs = enumerate(itertools.pairwise(bounds))
+    return tuple(cut(ctx, self, a, start, end) if index in ctx.used else None for index, (start, end) in pairs)
 
 
 @lowering(aten.unbind.int, aten.unbind_copy.int)

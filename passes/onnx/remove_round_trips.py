@@ -51,8 +51,11 @@ class RemoveRoundTrips(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every graph of the model."""
+        widenings = [node for node in RecursiveGraphIterator(model.graph) if _is_widening(node)]
+        if not widenings:
+            return ir.passes.PassResult(model, False)
         run = _Run(self, ValueNames(model), nodes_before_decisions(model.graph))
-        for node in list(RecursiveGraphIterator(model.graph)):
+        for node in widenings:
             run.visit(node)
         return ir.passes.PassResult(model, run.modified)
 
@@ -67,8 +70,6 @@ class _Run:
 
     def visit(self, widening: ir.Node) -> None:
         """Give the consumers of a widening cast the value before its rounding."""
-        if not _is_widening(widening):
-            return
         rounded, (widened,) = _first(widening), widening.outputs
         if any(use.node in self.deciding for use in widened.uses()):
             return

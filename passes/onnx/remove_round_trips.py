@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from ort_dynamo.graph.marks import FOR_KERNEL, FX_NODE, PASS, READS_ROUNDED
+from ort_dynamo.passes.onnx.analysis.casts import is_widening
 from ort_dynamo.passes.onnx.analysis.decisions import is_discontinuous, nodes_before_decisions
 from ort_dynamo.passes.onnx.analysis.replacing import replace_outputs
 from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
@@ -51,7 +52,7 @@ class RemoveRoundTrips(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every graph of the model."""
-        widenings = [node for node in RecursiveGraphIterator(model.graph) if _is_widening(node)]
+        widenings = [node for node in RecursiveGraphIterator(model.graph) if is_widening(node)]
         if not widenings:
             return ir.passes.PassResult(model, False)
         run = _Run(self, ValueNames(model), nodes_before_decisions(model.graph))
@@ -152,12 +153,3 @@ def _first(node: ir.Node) -> ir.Value:
     value = node.inputs[0]
     assert value is not None
     return value
-
-
-def _is_widening(node: ir.Node) -> bool:
-    if node.op_type != "Cast" or node.domain:
-        return False
-    narrow, wide = _first(node).dtype, node.outputs[0].dtype
-    if narrow is None or wide is None or not (narrow.is_floating_point() and wide.is_floating_point()):
-        return False
-    return narrow.itemsize < wide.itemsize

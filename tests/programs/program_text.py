@@ -226,10 +226,8 @@ class Program:
 
 def least_precise(source: str, dtype: str) -> str:
     """Return the least precise of a program's own dtype and those that its lines name."""
-    named = [
-        dtype,
-        *re.findall(r"torch\.(bfloat16|float16|float32)\b", source.replace(".float()", ".to(torch.float32)")),
-    ]
+    lines = source.replace(".float()", ".to(torch.float32)")
+    named = [dtype, *re.findall(r"torch\.(bfloat16|float16|float32)\b", lines)]
     return next(one for one in ("bfloat16", "float16", "float32", "float64") if one in named)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["constant_of", "initializer", "shape_initializer"]
+__all__ = ["constant_of", "initializer", "number_of", "shape_initializer"]
 
 
 def constant_of(value: ir.Value | None) -> list[int] | None:
@@ -14,6 +14,15 @@ def constant_of(value: ir.Value | None) -> list[int] | None:
         return None
     tensor = ir.convenience.get_const_tensor(value)
     return None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]
+
+
+def number_of(value: ir.Value) -> float | int | bool | None:
+    """Return the scalar of a constant of one element; None for other values."""
+    if value.is_graph_input() or (tensor := ir.convenience.get_const_tensor(value)) is None or tensor.size != 1:
+        return None
+    number = tensor.numpy().reshape(-1)[0]
+    found: float | int | bool = float(number) if tensor.dtype.is_floating_point() else number.item()
+    return found
 
 
 def initializer(graph: ir.Graph, tape: ir.tape.Tape, name: str, array: np.ndarray) -> ir.Value:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
+from ort_dynamo.passes.onnx.analysis.casts import is_narrowing
+from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.analysis.subgraphs import subgraphs_of
 
 __all__ = ["is_discontinuous", "nodes_before_decisions"]
@@ -65,7 +68,7 @@ def _maker(value: ir.Value | None) -> ir.Node | None:
     if value is None or not _may_be_float(value):
         return None
     node = value.producer()
-    return None if node is None or _narrows(node) else node
+    return None if node is None or is_narrowing(node) else node
 
 
 def _decides(node: ir.Node) -> bool:
@@ -78,15 +81,6 @@ def _decides(node: ir.Node) -> bool:
     return any(map(_may_be_float, node.inputs))
 
 
-def _narrows(node: ir.Node) -> bool:
-    if node.domain or node.op_type != "Cast":
-        return False
-    before, after = node.inputs[0], node.outputs[0].dtype
-    if before is None or before.dtype is None or after is None:
-        return False
-    return _is_float(before.dtype) and _is_float(after) and after.itemsize < before.dtype.itemsize
-
-
 def _may_be_float(value: ir.Value | None) -> bool:
     return value is not None and (value.dtype is None or _is_float(value.dtype))
 
@@ -97,7 +91,5 @@ def _is_float(dtype: ir.DataType | None) -> bool:
 
 def _is_infinite(value: ir.Value | None) -> bool:
     """Check whether a value is a constant, infinite number."""
-    if value is None or value.is_graph_input() or not _may_be_float(value):
-        return False
-    tensor = ir.convenience.get_const_tensor(value)
-    return tensor is not None and tensor.size == 1 and bool(np.isinf(tensor.numpy().astype(np.float64)).all())
+    number = number_of(value) if value is not None and _may_be_float(value) else None
+    return number is not None and math.isinf(number)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
-from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, ColumnSum, Counter, Kernel, Load, Store, Total, product
+from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Counter, Kernel, Load, Store, Total, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import (
     CannotFuseError,
     Layout,
@@ -24,7 +25,7 @@ from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, red
 from ort_dynamo.passes.onnx.fused_kernels.totals import check_totals
 from ort_dynamo.targets.fused_op import Size
 
-__all__ = ["MOVES", "Group", "kernel_of", "number_of"]
+__all__ = ["MOVES", "Group", "kernel_of"]
 
 Shapes = Callable[[ir.Value], tuple[Size, ...]]
 """The sizes of a value."""
@@ -56,15 +57,6 @@ class Group:
     inputs: tuple[ir.Value, ...]
     outputs: tuple[ir.Value, ...]
     columns: tuple[Size, ...]
-
-
-def number_of(value: ir.Value) -> float | int | bool | None:
-    """Return the scalar of a constant of one element; None for other values."""
-    if value.is_graph_input() or (tensor := ir.convenience.get_const_tensor(value)) is None or tensor.size != 1:
-        return None
-    number = tensor.numpy().reshape(-1)[0]
-    found: float | int | bool = float(number) if tensor.dtype in WIDE else number.item()
-    return found
 
 
 def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:

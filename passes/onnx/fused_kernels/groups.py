@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.analysis.constants import constant_of, number_of
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
-from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of, number_of
+from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.host_values import host_nodes
 from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError

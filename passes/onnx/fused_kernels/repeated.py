@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, number_of
+from ort_dynamo.passes.onnx.analysis.constants import number_of
+from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group
 from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE
 
 __all__ = ["Shared", "read_by", "repeated"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ def export_gradient_graph(
     if capture.joint is None or capture.program is None:
         raise GradientGraphError(reason="no parameter requires a gradient")
     try:
-        made = at_opset(_Model(capture.joint, capture.program, model).build(), opset_version)
+        made = at_opset(_Model(capture.joint, _with_first_names(capture.program, model), model).build(), opset_version)
     except OpsetError as error:
         raise GradientGraphError(reason=str(error)) from error
     except TrainingGraphError as error:
@@ -93,6 +94,15 @@ def _traceable(*given: Tensor) -> tuple[Tensor, ...]:
             may_be_dynamic(copy, 0)
         copies.append(copy)
     return tuple(copies)
+
+
+def _with_first_names(program: Program, model: nn.Module) -> Program:
+    """Give a weight or buffer that has several names the first of them, as `named_parameters` does."""
+    first: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        names[name] = first.setdefault(id(tensor), name)
+    return dataclasses.replace(program, inputs=tuple(names.get(name, name) for name in program.inputs))
 
 
 class _Captured(Exception):  # noqa: N818  # it ends a capture, and is no error

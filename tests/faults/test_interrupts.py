@@ -72,17 +72,17 @@ os.makedirs(folder, exist_ok=True)
 compiled, model = fresh(4)
 """
 
-BY_LINES = (
+BY_PLACES = (
     COMMON
     + """
 step(compiled, model)
 compiled, model = fresh(4)
-counted = Interrupter(0, "ort_dynamo")  # of a compile that imports nothing
+counted = Interrupter(0, "ort_dynamo", opcodes=True)  # of a compile that imports nothing
 counted.run(lambda: step(compiled, model))
 places, done = [], 0
 for _ in range(count):
     compiled, model = fresh(4)
-    interrupter = Interrupter(moments.randint(1, counted.seen), "ort_dynamo")
+    interrupter = Interrupter(moments.randint(1, counted.seen), "ort_dynamo", opcodes=True)
     if interrupter.run(lambda: step(compiled, model)):
         done += 1
         places.append(f"{interrupter.where} of {interrupter.at} {interrupter.seen}")
@@ -120,7 +120,7 @@ print(json.dumps({"interrupted": interrupted + swallowed}))
 )
 
 
-@pytest.mark.parametrize("program", [BY_LINES, BY_SIGNALS], ids=["lines", "signals"])
+@pytest.mark.parametrize("program", [BY_PLACES, BY_SIGNALS], ids=["places", "signals"])
 @pytest.mark.parametrize(("seed", "count"), [(0, 8), pytest.param(1, 300, marks=pytest.mark.slow)])
 def test_a_step_after_an_interrupted_one_is_right(tmp_path: Path, program: str, seed: int, count: int) -> None:
     folder = str(tmp_path / "cache")

@@ -195,6 +195,33 @@ def test_a_gradient_graph_takes_a_transposed_weight_as_torch_has_it(tmp_path: Pa
     np.testing.assert_allclose(gradient, model.weight.grad.numpy(), rtol=1e-4, atol=1e-5)
 
 
+class Tied(nn.Module):
+    """Reads a weight under the second of its names first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 7, bias=False)
+        self.embedding = nn.Embedding(7, 4)
+        self.embedding.weight = self.head.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embedding(x)))
+
+
+def test_a_gradient_graph_has_a_tied_weight_once_by_its_first_name(tmp_path: Path) -> None:
+    model = Tied()
+    x, y = torch.tensor([0, 3, 6]), torch.tensor([1, 1, 5])
+    export_gradient_graph(model, nn.CrossEntropyLoss(), x, y, tmp_path / "a.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx", providers=["CPUExecutionProvider"])
+    assert [value.name for value in session.get_inputs()] == ["input", "labels", "head.weight"]
+    assert [value.name for value in session.get_outputs()] == ["output", "loss", "head.weight_grad"]
+    feeds = {"input": x.numpy(), "labels": y.numpy(), "head.weight": model.head.weight.detach().numpy()}
+    (gradient,) = session.run(["head.weight_grad"], feeds)
+    nn.functional.cross_entropy(model(x), y).backward()
+    assert model.head.weight.grad is not None
+    np.testing.assert_allclose(gradient, model.head.weight.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("model", "arguments", "message"),
     [

@@ -223,6 +223,8 @@ def omitted_optimizers(dtypes: Collection[ir.DataType], target: Target) -> list[
         omitted += _FUSIONS_OF_NORMS
     if target.has_defect("optimizers_read_empty_constants"):
         omitted += ("NoopElimination", "DivMulFusion")
+    if target.has_defect("conv_fusion_reads_inputs_of_if"):
+        omitted.append("ConvActivationFusion")
     if target.has_defect("rules_lose_edges"):
         omitted += ("PreShapeNodeElimination", "DivMulFusion")
     return omitted

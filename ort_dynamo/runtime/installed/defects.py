@@ -175,6 +175,13 @@ DEFECTS = (
         ("runtime/installed/capabilities.py",),
     ),
     Defect(
+        "conv_fusion_reads_inputs_of_if",
+        (TRAINING,),
+        "The optimizer ConvActivationFusion ends the process if only the branches of an If read a convolution, and they "
+        "read the result of another node, too.",
+        ("runtime/installed/capabilities.py",),
+    ),
+    Defect(
         "rules_lose_edges",
         (STOCK,),
         "The optimizers PreShapeNodeElimination and DivMulFusion give a node another input and leave out the edge to "

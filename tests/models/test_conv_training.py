@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,12 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ort_dynamo.testing import Tolerance, assert_close, eager_reasons
 
 REASON = "bench is importable under `python -m pytest` only"
 CONV_NETS = pytest.importorskip("bench.conv_nets", reason=REASON).CONV_NETS
 STEPS = 3
+SEEDS = range(2, 300)
+"""Of batches, in the order in which they are tried."""
+DISTANCE = 4e-6
+"""From a kink of the gradient at least; values are about one, and their rounding is smaller."""
 # Three steps through norms of small batches multiply rounding: in float64 by up to some 1e8.
 ROUNDING = {torch.float64: Tolerance(1e-7, 1e-9), torch.float32: Tolerance(1e-3, 1e-5)}
 
@@ -112,9 +118,67 @@ NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # its constructor, and
 }
 
 
-def train(model: nn.Module, call: Callable[..., Tensor], optimizer: torch.optim.Optimizer, side: int) -> list[Tensor]:
+_aten = torch.ops.aten
+
+KINKS: Mapping[Any, Callable[..., tuple[float, ...]]] = {
+    _aten.relu.default: lambda: (0.0,),
+    _aten.elu.default: lambda *scales: (0.0,),
+    _aten.leaky_relu.default: lambda slope: (0.0,),
+    _aten.hardtanh.default: lambda least=-1.0, most=1.0: (least, most),
+    _aten.hardswish.default: lambda: (-3.0, 3.0),
+    _aten.hardsigmoid.default: lambda: (-3.0, 3.0),
+}
+"""Operator -> the values where its gradient jumps, by the arguments after its input."""
+
+
+class NearestKink(TorchDispatchMode):
+    """Notes how near to a jump of a gradient the values of a run come, such as to zero before a ReLU.
+
+    Rounding moves such a value across the jump, and then the gradients differ by far more than rounding.
+
+    Attributes:
+        distance: the smallest distance.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.distance = math.inf
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kinks = KINKS[func](*args[1:]) if func in KINKS else ()
+        found = [(args[0] - kink).abs() for kink in kinks]
+        if func is _aten.max_pool2d_with_indices.default:
+            found.append(self._leads(*args[:4]))
+        self.distance = min([self.distance, *(one.min().item() for one in found)])
+        return func(*args, **(kwargs or {}))
+
+    def _leads(self, x: Tensor, size: list[int], stride: list[int] = [], padding: list[int] = [0]) -> Tensor:  # noqa: B006
+        """Return how far the largest value of each window is above the second, if it is not zero: a ReLU ends there."""
+        padded = F.pad(x, [padding[0]] * 4, value=-math.inf)
+        step = (stride or size)[0]
+        windows = padded.unfold(2, size[0], step).unfold(3, size[0], step).flatten(4)
+        first, second = windows.topk(2).values.unbind(-1)
+        return torch.where(first == 0, math.inf, first - second)
+
+
+def steady_seed(name: str, optimizer: str) -> int:
+    """Return the first seed of batches that no value of a training in float32 is near a kink with."""
+    make, side = NETS[name]
+    for seed in SEEDS:
+        torch.manual_seed(0)
+        net = make()
+        with NearestKink() as nearest:
+            train(net, net, OPTIMIZERS[optimizer]([*net.parameters()]), side, seed)
+        if nearest.distance > DISTANCE:
+            return seed
+    raise AssertionError(f"no seed of {SEEDS} is steady")
+
+
+def train(
+    model: nn.Module, call: Callable[..., Tensor], optimizer: torch.optim.Optimizer, side: int, seed: int = SEEDS[0]
+) -> list[Tensor]:
     """Give the losses of the steps, each of another batch."""
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator().manual_seed(seed)
     dtype = next(model.parameters()).dtype
     torch.manual_seed(1)
     losses = []
@@ -147,7 +211,7 @@ def assert_same(ours: Any, theirs: Any, what: str, tolerance: Tolerance) -> None
         assert_close(ours, theirs, what, tolerance)
 
 
-def compare(name: str, dtype: torch.dtype, optimizers: list[str]) -> None:
+def compare(name: str, dtype: torch.dtype, optimizers: list[str], seed: int = SEEDS[0]) -> None:
     make, side = NETS[name]
     torch.manual_seed(0)
     start = make().to(dtype)
@@ -158,8 +222,8 @@ def compare(name: str, dtype: torch.dtype, optimizers: list[str]) -> None:
         ours.load_state_dict(start.state_dict())
         ours.zero_grad()
         both = OPTIMIZERS[optimizer]([*theirs.parameters()]), OPTIMIZERS[optimizer]([*ours.parameters()])
-        expected = train(theirs, theirs, both[0], side)
-        losses = train(ours, compiled, both[1], side)
+        expected = train(theirs, theirs, both[0], side, seed)
+        losses = train(ours, compiled, both[1], side, seed)
         assert_same(losses, expected, f"{optimizer}: loss", ROUNDING[dtype])
         assert_same(ours.state_dict(), theirs.state_dict(), optimizer, ROUNDING[dtype])
         assert_same(both[1].state_dict(), both[0].state_dict(), f"{optimizer}: state", ROUNDING[dtype])
@@ -177,7 +241,7 @@ def test_every_optimizers_state_equals_eagers(name: str) -> None:
 @pytest.mark.parametrize("name", NETS)
 def test_steps_equal_eagers(name: str) -> None:
     compare(name, torch.float64, ["adamw"])  # which makes much of the rounding of a small gradient
-    compare(name, torch.float32, ["sgd, nesterov"])
+    compare(name, torch.float32, ["sgd, nesterov"], steady_seed(name, "sgd, nesterov"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.graph.boundary import inverse, physical_order
+from ort_dynamo.graph.boundary import has_strides, inverse, physical_order
 from ort_dynamo.torch_internals.kernels.kernel_layouts import BROADCAST, CONTIGUOUS, LAID_OUT_AS
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, present
 from ort_dynamo.torch_internals.kernels.promotion import is_contiguous, memory_format_of
@@ -140,7 +140,7 @@ def _addr(self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, **kwargs: 
 
 
 def _in_layout_of_input(overload: OpOverload) -> Callable[..., Any]:
-    """Make the gradient of a batch normalization read the result's gradient in the layout of the input."""
+    """Make the gradient of a batch normalization read the result's gradient in the memory format of the input."""
 
     def decomposition(gradient: torch.Tensor, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         layout = memory_format_of(given)
@@ -171,10 +171,15 @@ def _power(self: torch.Tensor, exponent: Any) -> Any:
 
 
 def _of_images(overload: OpOverload) -> Callable[..., Any]:
-    """Make an input of `overload` contiguous first if it is neither that nor channels last, as its CPU kernels do."""
+    """Make an input of `overload` contiguous first if it is neither that nor channels last, as its CPU kernels do.
+
+    For these kernels, a tensor is channels last whatever the strides of dimensions of one element are.
+    """
 
     def decomposition(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.device.type != "cpu" or is_contiguous(self) or _is_channels_last(self):
+            return NotImplemented
+        if self.dim() in _CHANNELS_LAST and has_strides(self, _CHANNELS_LAST[self.dim()]):
             return NotImplemented
         return overload(self.contiguous(), *args, **kwargs)
 

@@ -56,6 +56,18 @@ def test_gradients_of_activations_have_the_memory_layout_of_the_results_gradient
     )
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("shape", "order"), [((3, 3, 1, 6), (0, 3, 2, 1)), ((3, 1, 3, 6), (0, 3, 2, 1)),
+                                              ((3, 3, 6, 1), (0, 2, 1, 3)), ((2, 1, 1, 3, 6), (0, 4, 2, 3, 1)),
+                                              ((4, 3, 6, 4), (1, 2, 0, 3))])  # fmt: skip
+def test_a_batch_norm_takes_a_transposed_row_for_channels_last(shape, order, training, dynamic):
+    def function(x):
+        return batch_norm(x.permute(order), training) * 2
+
+    assert_like_eager(function, torch.randn(shape), gradients=False, dynamic=dynamic)
+
+
 def test_the_gradient_of_a_batch_norm_has_its_inputs_memory_layout():
     def function(x, weight):
         image = batch_norm(x.view(2, 6, 3, 5), True)

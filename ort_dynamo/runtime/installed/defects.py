@@ -177,8 +177,8 @@ DEFECTS = (
     Defect(
         "conv_fusion_reads_inputs_of_if",
         (TRAINING,),
-        "The optimizer ConvActivationFusion ends the process if only the branches of an If read a convolution, and they "
-        "read the result of another node, too.",
+        "The optimizer ConvActivationFusion ends the process if only the branches of an If read a convolution, and "
+        "they read the result of another node, too.",
         ("runtime/installed/capabilities.py",),
     ),
     Defect(

@@ -124,7 +124,7 @@ def _ended(last: dict[str, Any], mode: str, said: str) -> dict[str, Any]:
 def _work(mode: str, seeds: Sequence[int], setting: str | None) -> None:
     """Print a line of JSON as each program begins and as it ends; alone on the standard output."""
     import torch
-    from program_comparison import check
+    from program_comparison import check, has_in
     from program_shrink import shrink
     from program_writer import write_case
 
@@ -144,7 +144,10 @@ def _work(mode: str, seeds: Sequence[int], setting: str | None) -> None:
         if state == "wrong" and shrunk[found[0].kind] < _SHRUNK:
             print(json.dumps({**ended, "state": "shrinking"}), file=out, flush=True)
             shrunk[found[0].kind] += 1
-            ended["text"] = shrink(case, found[0].kind).text()
+            smallest = shrink(case, found[0].kind)
+            ended["text"] = smallest.text()
+            if has_in("inductor", smallest, found[0].kind):
+                ended["said"] += " (inductor has it, too)"
         print(json.dumps({**ended, "state": state}), file=out, flush=True)
 
 

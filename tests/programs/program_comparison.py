@@ -24,7 +24,7 @@ from torch._dynamo import guards
 from ort_dynamo.cache.disk import COUNTS
 from ort_dynamo.testing import patch_facts
 
-__all__ = ["MODES", "SETTINGS", "Baseline", "Case", "Difference", "baseline", "check", "differences"]
+__all__ = ["MODES", "SETTINGS", "Baseline", "Case", "Difference", "baseline", "check", "differences", "has_in"]
 
 MODES = ("inference", "training", "dynamic")
 BATCHES = {"inference": (2, 2), "training": (2, 2), "dynamic": (3, 2)}
@@ -225,6 +225,11 @@ def check(case: Case, compile_: Compile | None = None, known: Baseline | None = 
     if any(one.name == "error" for one in torchs):
         own = [one for one in own if one.kind != _ZEROS]  # AOTAutograd's, where that backend comes so far
     return ("wrong", own) if own else ("torch", found)
+
+
+def has_in(backend: str, case: Case, kind: str) -> bool:
+    """Check whether another backend has a difference of the same kind from eager."""
+    return any(one.kind == kind for one in _compare(case, _backend(backend, case), baseline(case)))
 
 
 def _compare(case: Case, compile_: Compile, known: Baseline) -> list[Difference]:

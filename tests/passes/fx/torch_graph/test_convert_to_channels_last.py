@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from channels_last_graphs import IMAGES, WEIGHT, assert_same, block, conv, traced
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
-from ort_dynamo.graph.marks import HALF
+from ort_dynamo.graph.marks import HALF, RECOMPUTE
 from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
 
 PADDED = "None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1"
@@ -396,3 +396,54 @@ def test_division_moved_before_its_expand_stays_in_the_forward() -> None:
         run=False,
     )
     assert [node.target for node in gm.graph.nodes if HALF in node.meta] == [torch.ops.aten.sum.dim_IntList]
+
+
+@pytest.mark.parametrize("to_channels_last", [True, False])
+@pytest.mark.parametrize("half", ["is_forward", "is_backward", None])
+def test_a_copy_is_computed_in_the_graph_of_its_reader(half: str | None, to_channels_last: bool) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        if to_channels_last:
+            return conv(x, w) * x.neg()
+        return torch.logcumsumexp(conv(x, w).neg(), 1)  # reads its traced layout
+
+    gm = traced(function, IMAGES, WEIGHT)
+    (source,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
+    (reader,) = (node for node in source.users if node.op == "call_function")
+    for node in gm.graph.nodes:
+        node.meta[HALF] = "is_forward"
+    source.meta |= {RECOMPUTE: "policy", "ac_graph_id": 1}
+    del reader.meta[HALF]
+    if half:
+        reader.meta[HALF] = half
+    assert ConvertToChannelsLast()(gm).modified
+    (copied,) = (one for one in reader.all_input_nodes if one.target is torch.ops.aten.clone.default)
+    assert copied.args == (source,)
+    assert copied.meta.get(HALF) == half
+    # It is recomputed with its source only in the same graph.
+    assert ("ac_graph_id" in copied.meta, RECOMPUTE in copied.meta) == (half == "is_forward", half == "is_forward")
+
+
+def test_a_copy_for_the_caller_is_computed_where_its_source_is() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return conv(x, w).relu()
+
+    gm = traced(function, IMAGES, WEIGHT)
+    (source,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
+    source.meta[HALF] = "is_backward"
+    assert ConvertToChannelsLast()(gm).modified
+    (copied,) = gm.graph.output_node().all_input_nodes
+    assert copied.args == (source,)
+    assert copied.meta[HALF] == "is_backward"
+
+
+def test_a_returned_view_of_a_copy_comes_after_the_copy() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        image = conv(x, w).relu()
+        rows = image[:, 2:]
+        return rows, torch.logcumsumexp(image, 1)  # reads a copy of the image in its traced layout
+
+    gm = traced(function, IMAGES, WEIGHT)
+    assert ConvertToChannelsLast()(gm).modified
+    gm.graph.lint()
+    assert len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)) == 2  # there, and back
+    assert_same(gm, function, IMAGES, WEIGHT)

@@ -20,9 +20,9 @@ REASON = "bench is importable under `python -m pytest` only"
 CONV_NETS = pytest.importorskip("bench.conv_nets", reason=REASON).CONV_NETS
 STEPS = 3
 SEEDS = range(2, 300)
-"""Of batches, in the order in which they are tried."""
+"""The seeds of batches, in the order in which they are tried."""
 DISTANCE = 4e-6
-"""From a kink of the gradient at least; values are about one, and their rounding is smaller."""
+"""The smallest distance from a jump of a gradient. Values are about one, and their rounding is smaller."""
 # Three steps through norms of small batches multiply rounding: in float64 by up to some 1e8.
 ROUNDING = {torch.float64: Tolerance(1e-7, 1e-9), torch.float32: Tolerance(1e-3, 1e-5)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
@@ -179,9 +180,11 @@ def test_the_outputs_and_caches_of_transformers_pass() -> None:
     expected = model(input_ids=tokens, labels=tokens, use_cache=True)
     assert type(found) is type(expected)
     torch.testing.assert_close(found.loss, expected.loss)
-    again = ort_model(input_ids=tokens[:, :1], past_key_values=found.past_key_values)
+    renamed = "cache" in inspect.signature(model.forward).parameters  # since transformers 5.24
+    keyword = "cache" if renamed else "past_key_values"
+    again = ort_model(input_ids=tokens[:, :1], **{keyword: found.past_key_values})
     torch.testing.assert_close(
-        again.logits, model(input_ids=tokens[:, :1], past_key_values=expected.past_key_values).logits
+        again.logits, model(input_ids=tokens[:, :1], **{keyword: expected.past_key_values}).logits
     )
 
 

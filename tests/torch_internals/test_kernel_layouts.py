@@ -13,9 +13,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ort_dynamo.torch_internals.kernels.kernel_layouts import (
     CONTIGUOUS,
+    CONVOLUTIONS,
     IMAGE_OPERATORS,
     LAID_OUT_AS,
     ONEDNN_DTYPES,
+    convolves_in_onednn,
     follows_layout,
 )
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, all_overloads, aten, schema_of
@@ -283,6 +285,8 @@ def first_result(result: Any) -> Any:
 @pytest.mark.parametrize("dtype", ONEDNN_DTYPES, ids=str)
 @pytest.mark.parametrize("operator", sorted(IMAGE_OPERATORS, key=str), ids=str)
 def test_images_in_channels_last_give_images_in_channels_last(operator: OpOverload, dtype: torch.dtype) -> None:
+    if operator in CONVOLUTIONS and not convolves_in_onednn(dtype):
+        pytest.skip("the pass leaves such a convolution as it was traced on this processor")
     followed = False
     for shape, order in itertools.product(SHAPES, (ORDERS[0], CHANNELS_LAST)):
         for args in image_calls(operator, shape, order, dtype):

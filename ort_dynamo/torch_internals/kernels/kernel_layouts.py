@@ -6,7 +6,7 @@ runs each operator of each table on real tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -19,6 +19,7 @@ __all__ = [
     "IMAGE_OPERATORS",
     "LAID_OUT_AS",
     "ONEDNN_DTYPES",
+    "convolves_in_onednn",
     "follows_layout",
 ]
 
@@ -58,6 +59,22 @@ CONTIGUOUS: frozenset[OpOverload] = frozenset(
 
 ONEDNN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes in which oneDNN convolves. Torch's own kernels, of float64, give contiguous results."""
+
+_PROCESSOR_CHECKS = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+
+
+def convolves_in_onednn(dtype: torch.dtype) -> bool:
+    """Check whether oneDNN convolves in a dtype on this processor.
+
+    Half dtypes need instructions that not every processor has. Otherwise torch's own kernels convolve, and the layout
+    of their results depends on sizes.
+    """
+    name = _PROCESSOR_CHECKS.get(dtype)
+    if name is None:
+        return dtype in ONEDNN_DTYPES
+    check: Callable[[], bool] = getattr(torch.ops.mkldnn, name, lambda: True)
+    return check()
+
 
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 

@@ -26,7 +26,7 @@ from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
 )
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import ORIGIN, add_chosen
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.torch_internals.kernels.kernel_layouts import IMAGE_OPERATORS, ONEDNN_DTYPES, follows_layout
+from ort_dynamo.torch_internals.kernels.kernel_layouts import IMAGE_OPERATORS, convolves_in_onednn, follows_layout
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_pointwise
 from ort_dynamo.torch_internals.sizes.symbols import known_true
 
@@ -118,7 +118,7 @@ class _Layout:
         """Check whether a convolution gains: oneDNN takes its dtype, and no larger weight is reordered instead."""
         weight = convolution_weight(convolution)
         reorders = weighs_more_than_images(convolution) and math.prod(weight.shape[2:]) != 1
-        return weight.dtype in ONEDNN_DTYPES and not reorders
+        return convolves_in_onednn(weight.dtype) and not reorders
 
     def _is_as_traced(self, node: Node) -> bool:
         """Check whether the operands have their traced layout, or are contiguous for a node that only asks that."""

@@ -12,6 +12,7 @@ from channels_last_graphs import IMAGES, WEIGHT, assert_same, block, conv, trace
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.graph.marks import HALF, RECOMPUTE
 from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
+from ort_dynamo.torch_internals.kernels.kernel_layouts import convolves_in_onednn
 
 PADDED = "None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1"
 """The arguments of a convolution, and of its gradient."""
@@ -304,6 +305,12 @@ UNTOUCHED = {
 @pytest.mark.parametrize("name", UNTOUCHED)
 def test_graphs_without_a_gain_are_not_copied(name: str) -> None:
     assert_fx_untouched(ConvertToChannelsLast(), traced(lambda x, w: conv(x, w).relu(), *UNTOUCHED[name]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_convolutions_that_onednn_does_not_compute_stay_as_they_are(dtype: torch.dtype) -> None:
+    gm = traced(conv, IMAGES.to(dtype), WEIGHT.to(dtype))
+    assert ConvertToChannelsLast()(gm).modified == convolves_in_onednn(dtype)
 
 
 def test_a_graph_that_sessions_share_stays_as_it_is() -> None:

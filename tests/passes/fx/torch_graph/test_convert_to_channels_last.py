@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from channels_last_graphs import IMAGES, WEIGHT, assert_same, block, conv, traced
+from channels_last_graphs import IMAGES, WEIGHT, assert_same, block, conv, converted, traced
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.graph.marks import HALF, RECOMPUTE
@@ -454,3 +454,21 @@ def test_a_returned_view_of_a_copy_comes_after_the_copy() -> None:
     gm.graph.lint()
     assert len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)) == 2  # there, and back
     assert_same(gm, function, IMAGES, WEIGHT)
+
+
+def test_a_result_that_was_traced_in_a_permuted_layout_is_returned_in_it() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return conv(x, w).transpose(2, 3) + 1  # the layout of the transposed image
+
+    _, modified = converted(function, IMAGES, WEIGHT)
+    assert modified
+
+
+def test_the_gradient_of_a_weight_has_the_layout_that_it_was_traced_in() -> None:
+    def function(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        given = (g, x, w, [0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        return torch.ops.aten.convolution_backward(*given, [True, True, False])[:2]
+
+    weight = WEIGHT.to(memory_format=torch.channels_last)
+    _, modified = converted(function, torch.randn(2, 8, 12, 12), IMAGES, weight)
+    assert modified

@@ -472,3 +472,10 @@ def test_the_gradient_of_a_weight_has_the_layout_that_it_was_traced_in() -> None
     weight = WEIGHT.to(memory_format=torch.channels_last)
     _, modified = converted(function, torch.randn(2, 8, 12, 12), IMAGES, weight)
     assert modified
+
+
+def test_without_onednn_nothing_is_converted() -> None:
+    gm = traced(conv, IMAGES, WEIGHT)
+    with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+        assert not ConvertToChannelsLast()(gm).modified
+    assert ConvertToChannelsLast()(gm).modified

@@ -474,8 +474,9 @@ def test_the_gradient_of_a_weight_has_the_layout_that_it_was_traced_in() -> None
     assert modified
 
 
-def test_without_onednn_nothing_is_converted() -> None:
+def test_without_onednn_nothing_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     gm = traced(conv, IMAGES, WEIGHT)
-    with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.mkldnn, "enabled", False)
         assert not ConvertToChannelsLast()(gm).modified
     assert ConvertToChannelsLast()(gm).modified

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from channels_last_graphs import IMAGES, WEIGHT, assert_same, block, conv, converted, traced
+from channels_last_graphs import IMAGES, WEIGHT, assert_same, block, conv, traced
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
-from ort_dynamo.graph.marks import HALF, RECOMPUTE
+from ort_dynamo.graph.marks import HALF
 from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
-from ort_dynamo.torch_internals.kernels.kernel_layouts import convolves_in_onednn
 
 PADDED = "None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1"
 """The arguments of a convolution, and of its gradient."""
@@ -307,12 +306,6 @@ def test_graphs_without_a_gain_are_not_copied(name: str) -> None:
     assert_fx_untouched(ConvertToChannelsLast(), traced(lambda x, w: conv(x, w).relu(), *UNTOUCHED[name]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_convolutions_that_onednn_does_not_compute_stay_as_they_are(dtype: torch.dtype) -> None:
-    gm = traced(conv, IMAGES.to(dtype), WEIGHT.to(dtype))
-    assert ConvertToChannelsLast()(gm).modified == convolves_in_onednn(dtype)
-
-
 def test_a_graph_that_sessions_share_stays_as_it_is() -> None:
     assert_fx_untouched(ConvertToChannelsLast(), traced(lambda x, w: conv(x, w).relu(), IMAGES, WEIGHT, chosen=False))
 
@@ -403,80 +396,3 @@ def test_division_moved_before_its_expand_stays_in_the_forward() -> None:
         run=False,
     )
     assert [node.target for node in gm.graph.nodes if HALF in node.meta] == [torch.ops.aten.sum.dim_IntList]
-
-
-@pytest.mark.parametrize("to_channels_last", [True, False])
-@pytest.mark.parametrize("half", ["is_forward", "is_backward", None])
-def test_a_copy_is_computed_in_the_graph_of_its_reader(half: str | None, to_channels_last: bool) -> None:
-    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        if to_channels_last:
-            return conv(x, w) * x.neg()
-        return torch.logcumsumexp(conv(x, w).neg(), 1)  # reads its traced layout
-
-    gm = traced(function, IMAGES, WEIGHT)
-    (source,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
-    (reader,) = (node for node in source.users if node.op == "call_function")
-    for node in gm.graph.nodes:
-        node.meta[HALF] = "is_forward"
-    source.meta |= {RECOMPUTE: "policy", "ac_graph_id": 1}
-    del reader.meta[HALF]
-    if half:
-        reader.meta[HALF] = half
-    assert ConvertToChannelsLast()(gm).modified
-    (copied,) = (one for one in reader.all_input_nodes if one.target is torch.ops.aten.clone.default)
-    assert copied.args == (source,)
-    assert copied.meta.get(HALF) == half
-    # It is recomputed with its source only in the same graph.
-    assert ("ac_graph_id" in copied.meta, RECOMPUTE in copied.meta) == (half == "is_forward", half == "is_forward")
-
-
-def test_a_copy_for_the_caller_is_computed_where_its_source_is() -> None:
-    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return conv(x, w).relu()
-
-    gm = traced(function, IMAGES, WEIGHT)
-    (source,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default)
-    source.meta[HALF] = "is_backward"
-    assert ConvertToChannelsLast()(gm).modified
-    (copied,) = gm.graph.output_node().all_input_nodes
-    assert copied.args == (source,)
-    assert copied.meta[HALF] == "is_backward"
-
-
-def test_a_returned_view_of_a_copy_comes_after_the_copy() -> None:
-    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
-        image = conv(x, w).relu()
-        rows = image[:, 2:]
-        return rows, torch.logcumsumexp(image, 1)  # reads a copy of the image in its traced layout
-
-    gm = traced(function, IMAGES, WEIGHT)
-    assert ConvertToChannelsLast()(gm).modified
-    gm.graph.lint()
-    assert len(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)) == 2  # there, and back
-    assert_same(gm, function, IMAGES, WEIGHT)
-
-
-def test_a_result_that_was_traced_in_a_permuted_layout_is_returned_in_it() -> None:
-    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return conv(x, w).transpose(2, 3) + 1  # the layout of the transposed image
-
-    _, modified = converted(function, IMAGES, WEIGHT)
-    assert modified
-
-
-def test_the_gradient_of_a_weight_has_the_layout_that_it_was_traced_in() -> None:
-    def function(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
-        given = (g, x, w, [0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-        return torch.ops.aten.convolution_backward(*given, [True, True, False])[:2]
-
-    weight = WEIGHT.to(memory_format=torch.channels_last)
-    _, modified = converted(function, torch.randn(2, 8, 12, 12), IMAGES, weight)
-    assert modified
-
-
-def test_without_onednn_nothing_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
-    gm = traced(conv, IMAGES, WEIGHT)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.backends.mkldnn, "enabled", False)
-        assert not ConvertToChannelsLast()(gm).modified
-    assert ConvertToChannelsLast()(gm).modified

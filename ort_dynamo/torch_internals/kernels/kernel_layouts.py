@@ -6,11 +6,19 @@ runs each operator of each table on real tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
-from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_mutable, is_pointwise, present
+from ort_dynamo.torch_internals.kernels.operators import (
+    OpOverload,
+    aten,
+    is_absent,
+    is_mutable,
+    is_pointwise,
+    namespace,
+    present,
+)
 
 __all__ = [
     "BROADCAST",
@@ -60,7 +68,11 @@ CONTIGUOUS: frozenset[OpOverload] = frozenset(
 ONEDNN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes in which oneDNN convolves. Torch's own kernels, of float64, give contiguous results."""
 
-_PROCESSOR_CHECKS = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+_mkldnn = namespace("mkldnn")
+_PROCESSOR_CHECKS = {
+    torch.bfloat16: _mkldnn._is_mkldnn_bf16_supported.default,
+    torch.float16: _mkldnn._is_mkldnn_fp16_supported.default,
+}
 
 
 def convolves_in_onednn(dtype: torch.dtype) -> bool:
@@ -69,11 +81,8 @@ def convolves_in_onednn(dtype: torch.dtype) -> bool:
     Half dtypes need instructions that not every processor has. Otherwise torch's own kernels convolve, and the layout
     of their results depends on sizes.
     """
-    name = _PROCESSOR_CHECKS.get(dtype)
-    if name is None:
-        return dtype in ONEDNN_DTYPES
-    check: Callable[[], bool] = getattr(torch.ops.mkldnn, name, lambda: True)
-    return check()
+    check = _PROCESSOR_CHECKS.get(dtype)
+    return dtype in ONEDNN_DTYPES if check is None or is_absent(check) else bool(check())
 
 
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)

@@ -15,19 +15,20 @@ _CHECKED = ("CALL", "JUMP_BACKWARD", "RESUME")
 class Interrupter:
     """Raises KeyboardInterrupt at one event in the files whose paths contain `inside`.
 
+    There is an event wherever CPython looks for signals: after a call, and where a function or another round of a loop
+    begins.
+
     Args:
         at: the number of the event; a number that is too large raises nothing.
         inside: a part of the paths.
-        opcodes: True for an event wherever CPython looks for signals (after a call, and where a function or another
-            round of a loop begins), else for one at each line.
 
     Attributes:
         seen: the number of events so far.
         where: the function and line that was interrupted; "" if none was.
     """
 
-    def __init__(self, at: int, inside: str, *, opcodes: bool = False) -> None:
-        self.at, self.inside, self.opcodes = at, inside, opcodes
+    def __init__(self, at: int, inside: str) -> None:
+        self.at, self.inside = at, inside
         self.seen, self.where = 0, ""
         self._before: dict[FrameType, str] = {}
 
@@ -49,18 +50,17 @@ class Interrupter:
     def _enter(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
         if self.where or self.inside not in frame.f_code.co_filename:
             return None
-        frame.f_trace_opcodes = self.opcodes
+        frame.f_trace_opcodes = True
         return self._step
 
     def _step(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
         if self.where:
             return None
-        if event == "opcode":
-            before = self._before.get(frame, "")
-            self._before[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            if not before.startswith(_CHECKED):
-                return self._step
-        if event == ("opcode" if self.opcodes else "line"):
+        if event != "opcode":
+            return self._step
+        before = self._before.get(frame, "")
+        self._before[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+        if before.startswith(_CHECKED):
             self.seen += 1
             if self.seen == self.at:
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

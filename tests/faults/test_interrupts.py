@@ -77,12 +77,12 @@ BY_PLACES = (
     + """
 step(compiled, model)
 compiled, model = fresh(4)
-counted = Interrupter(0, "ort_dynamo", opcodes=True)  # of a compile that imports nothing
+counted = Interrupter(0, "ort_dynamo")  # of a compile that imports nothing
 counted.run(lambda: step(compiled, model))
 places, done = [], 0
 for _ in range(count):
     compiled, model = fresh(4)
-    interrupter = Interrupter(moments.randint(1, counted.seen), "ort_dynamo", opcodes=True)
+    interrupter = Interrupter(moments.randint(1, counted.seen), "ort_dynamo")
     if interrupter.run(lambda: step(compiled, model)):
         done += 1
         places.append(f"{interrupter.where} of {interrupter.at} {interrupter.seen}")
@@ -142,7 +142,7 @@ def test_a_key_whose_maker_was_interrupted_is_made_by_the_next() -> None:
     while True:
         at += 1
         cache: MemoryCache[int] = MemoryCache()
-        interrupter = Interrupter(at, "cache/memory.py", opcodes=True)
+        interrupter = Interrupter(at, "cache/memory.py")
         whole = interrupter.run(lambda: cache.get_or_build("key", lambda: 1))  # noqa: B023 - called at once
         assert not cache._lock.locked(), interrupter.where
         found: list[Any] = []
@@ -168,7 +168,7 @@ def test_a_lock_whose_holder_was_interrupted_is_free(tmp_path: Path) -> None:
     at, whole = 0, False
     while not whole:
         at += 1
-        interrupter = Interrupter(at, "cache/build_lock.py", opcodes=True)
+        interrupter = Interrupter(at, "cache/build_lock.py")
         whole = interrupter.run(hold)
         with lock.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if somebody holds it

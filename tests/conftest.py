@@ -19,6 +19,7 @@ from torch._dynamo import guards
 from torch._dynamo.utils import counters
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from ort_dynamo.backend import ort_train
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
 from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.testing import patch_facts
@@ -127,6 +128,7 @@ def same_logger() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
+    ort_train.reset()  # torch does not call it again if a function compiles after an earlier reset
     counters.clear()
     torch.manual_seed(0)
     yield

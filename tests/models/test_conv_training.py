@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -152,8 +152,10 @@ class NearestKink(TorchDispatchMode):
         self.distance = min([self.distance, *(one.min().item() for one in found)])
         return func(*args, **(kwargs or {}))
 
-    def _leads(self, x: Tensor, size: list[int], stride: list[int] = [], padding: list[int] = [0]) -> Tensor:  # noqa: B006
-        """Return how far the largest value of each window is above the second, if it is not zero: a ReLU ends there."""
+    def _leads(
+        self, x: Tensor, size: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,)
+    ) -> Tensor:
+        """Return how far the largest value of each window is above the second; a largest of zero is a ReLU's."""
         padded = F.pad(x, [padding[0]] * 4, value=-math.inf)
         step = (stride or size)[0]
         windows = padded.unfold(2, size[0], step).unfold(3, size[0], step).flatten(4)

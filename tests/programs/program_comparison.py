@@ -218,8 +218,7 @@ def check(case: Case, compile_: Compile | None = None, known: Baseline | None = 
     found = compare(case, compile_ or _ort_train(case), known)
     if not found:
         return "ok", []
-    with torch._functorch.config.patch(donated_buffer=False):  # else it refuses a second backward, as we do not
-        torchs = _compare(case, _backend("aot_eager", case), known)
+    torchs = _compare_in("aot_eager", case, known)
     same = {(one.kind, one.name) for one in torchs}
     own = [one for one in found if (one.kind, one.name) not in same]
     if any(one.name == "error" for one in torchs):
@@ -229,7 +228,13 @@ def check(case: Case, compile_: Compile | None = None, known: Baseline | None = 
 
 def has_in(backend: str, case: Case, kind: str) -> bool:
     """Check whether another backend has a difference of the same kind from eager."""
-    return any(one.kind == kind for one in _compare(case, _backend(backend, case), baseline(case)))
+    return any(one.kind == kind for one in _compare_in(backend, case, baseline(case)))
+
+
+def _compare_in(backend: str, case: Case, known: Baseline) -> list[Difference]:
+    """Compare a backend of torch with eager."""
+    with torch._functorch.config.patch(donated_buffer=False):  # else it refuses a second backward, as we do not
+        return _compare(case, _backend(backend, case), known)
 
 
 def _compare(case: Case, compile_: Compile, known: Baseline) -> list[Difference]:

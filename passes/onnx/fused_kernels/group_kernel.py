@@ -118,7 +118,7 @@ class _Lowering:
         self._inside: Collection[ir.Node] = frozenset(group.nodes)
         self._places = {value: index for index, value in enumerate(group.inputs)}
         self._known: dict[tuple[ir.Value, Layout, Only], int] = {}
-        self._fixed: dict[tuple[int, bool, Size], int] = {}
+        self._fixed: list[tuple[int, bool, Size]] = []
         self._steps = Steps()
 
     def kernel(self) -> Kernel:
@@ -281,14 +281,19 @@ class _Lowering:
         if (piece := piece_of(node, value, before, after)) is not None:
             axis, number = piece
             count = Size(before[axis].factor // after[axis].factor)
-            return (*layout[:axis], (self._at(number, count), *layout[axis]), *layout[axis + 1 :])
+            return (*layout[:axis], (self._at(layout, number, count), *layout[axis]), *layout[axis + 1 :])
         if product(before) != product(after):
             raise CannotFuseError("the input and the output of a reshape may differ in size")
         return self._regrouped([loop for axis in layout for loop in axis], before)
 
-    def _at(self, number: int, count: Size, *, is_step: bool = False) -> int:
-        """Return the loop that is read at one count only: an integer, or the value of a step."""
-        return self._fixed.setdefault((number, is_step, count), len(self._loops) + len(self._fixed))
+    def _at(self, layout: Layout, number: int, count: Size, *, is_step: bool = False) -> int:
+        """Return a loop that is read at one count only, an integer or the value of a step, and is not in a layout."""
+        fixed, used = (number, is_step, count), {loop for axis in layout for loop in axis}
+        loops = (len(self._loops) + index for index, one in enumerate(self._fixed) if one == fixed)
+        if (known := next((loop for loop in loops if loop not in used), None)) is not None:
+            return known
+        self._fixed.append(fixed)
+        return len(self._loops) + len(self._fixed) - 1
 
     def _index(self, indices: ir.Value, layout: Layout, count: Size, only: Only) -> int:
         """Return the step of an index, from 0 up; a negative one counts from the end."""
@@ -305,7 +310,7 @@ class _Lowering:
         assert indices is not None
         axis = node.attributes.get_int("axis", 0) % len(layout)
         count = self._shapes(data)[axis]
-        place = self._at(self._index(indices, layout, count, only), count, is_step=True)
+        place = self._at(layout, self._index(indices, layout, count, only), count, is_step=True)
         return self._step(data, (*layout[:axis], (place,), *layout[axis + 1 :]), only)
 
     def _scattered(self, node: ir.Node, layout: Layout, only: Only) -> int:

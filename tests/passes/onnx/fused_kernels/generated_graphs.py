@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -17,6 +18,12 @@ _BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
 _COMPARE = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 
 
+_KINDS = (
+    *("unary", "binary", "binary", "half", "half", "where", "row", "row", "column", "move", "scalar", "product"),
+    *("pieces", "pieces", "rotate", "rotate", "gather", "scatter"),
+)
+"""Kinds of additions to a graph, each the name of a method; a kind that is there twice is twice as frequent."""
+
 _SYMBOLIC_ROWS = 13
 """Stands for a symbolic size while a graph is made; no other size is a multiple of it."""
 
@@ -28,6 +35,7 @@ class GraphMaker:
         self._random = random.Random(seed)
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[onnx.TensorProto] = []
+        self._inputs: list[str] = []
         self._values: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._count = 0
         self._rows = _SYMBOLIC_ROWS if symbolic else self._random.choice([1, 3, 8, 20, 160])
@@ -38,10 +46,10 @@ class GraphMaker:
     def model(self, nodes: int = 16) -> onnx.ModelProto:
         """A model of about this number of nodes."""
         r, m, c = self._rows, self._inner, self._columns
-        inputs = [
+        self._inputs += [
             self._value(TensorProto.FLOAT, shape) for shape in ((r, m, c), (r, m, c), (c,), (r, m, 1), (m, c), ())
         ]
-        inputs.append(self._value(TensorProto.BFLOAT16, (r, m, c)))
+        self._inputs.append(self._value(TensorProto.BFLOAT16, (r, m, c)))
         while len(self._nodes) < nodes:
             self._grow()
         read = {name for node in self._nodes for name in node.input}
@@ -50,7 +58,7 @@ class GraphMaker:
         graph = helper.make_graph(
             self._nodes,
             "generated",
-            [self._info(name) for name in inputs],
+            [self._info(name) for name in self._inputs],
             [self._info(name) for name in outputs],
             initializer=self._constants,
         )
@@ -90,24 +98,7 @@ class GraphMaker:
         return name
 
     def _grow(self) -> None:
-        kind = self._random.choice(
-            [
-                "unary",
-                "binary",
-                "binary",
-                "half",
-                "half",
-                "where",
-                "row",
-                "row",
-                "column",
-                "move",
-                "scalar",
-                "product",
-                "pieces",
-                "pieces",
-            ]
-        )
+        kind = self._random.choice(_KINDS)
         x = self._pick(TensorProto.FLOAT)
         assert x is not None
         _, shape = self._values[x]
@@ -219,6 +210,43 @@ class GraphMaker:
                 self._nodes.append(helper.make_node("Split", [x], names, axis=axis, num_outputs=2))
                 self._node("Mul", [names[1], names[0]], TensorProto.FLOAT, half)
 
+    def _rotate(self, x: str, shape: tuple[int, ...]) -> None:
+        axis = self._random.choice([1, 2])
+        if len(shape) != 3 or shape[axis] % 2 or isinstance(self._dim(shape[axis]), str):
+            return
+        half = tuple(size // 2 if place == axis else size for place, size in enumerate(shape))
+        pieces = [self._value(TensorProto.FLOAT, half) for _ in range(2)]
+        self._nodes.append(helper.make_node("Split", [x], pieces, axis=axis, num_outputs=2))
+        kept = self._random.choice(pieces)
+        turned = [self._node("Neg", pieces[1:], TensorProto.FLOAT, half), kept]
+        self._node("Concat", turned, TensorProto.FLOAT, shape, axis=axis)
+
+    def _index(self, shape: tuple[int, ...], axis: int) -> str | None:
+        """An input with an index for each row of an axis; None if `inputs_of` or NumPy lacks indices for the axis."""
+        if not 4 <= shape[axis] <= 32 or isinstance(self._dim(shape[axis]), str):
+            return None
+        of_row = tuple(1 if place == axis else size for place, size in enumerate(shape))
+        if (known := self._pick(TensorProto.INT64, of_row)) is None:
+            known = self._value(TensorProto.INT64, of_row)
+            self._inputs.append(known)
+        return known
+
+    def _gather(self, x: str, shape: tuple[int, ...]) -> None:
+        axis = self._random.choice([1, 2])
+        if len(shape) != 3 or (index := self._index(shape, axis)) is None:
+            return
+        self._node("GatherElements", [x, index], TensorProto.FLOAT, self._values[index][1], axis=axis)
+
+    def _scatter(self, x: str, shape: tuple[int, ...]) -> None:
+        axis = self._random.choice([1, 2])
+        if len(shape) != 3 or (index := self._index(shape, axis)) is None:
+            return
+        if (update := self._pick(TensorProto.FLOAT, self._values[index][1])) is None:
+            return
+        reduction = self._random.choice(["none", "add"])
+        read = [x, index, update]
+        self._node("ScatterElements", read, TensorProto.FLOAT, shape, axis=axis, reduction=reduction)
+
     def _shape(self, shape: tuple[int, ...]) -> str:
         return self._constant(np.array([-1 if isinstance(self._dim(size), str) else size for size in shape]))
 
@@ -234,18 +262,27 @@ class GraphMaker:
 
 
 def inputs_of(model: onnx.ModelProto, seed: int, sizes: dict[str, int] | None = None) -> dict[str, np.ndarray]:
-    """Standard normal inputs."""
+    """Standard normal inputs, and indices of an axis of at least four elements."""
     import ml_dtypes
 
     draws = np.random.default_rng(seed)
     found = {}
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
-        shape = [dim.dim_value or (sizes or {}).get(dim.dim_param, 5) for dim in dims]
+        shape = [dim.dim_value or _size(dim.dim_param, sizes or {}) for dim in dims]
         array = np.asarray(draws.standard_normal(shape), np.float32)
-        is_half = value.type.tensor_type.elem_type == TensorProto.BFLOAT16
-        found[value.name] = array.astype(ml_dtypes.bfloat16) if is_half else array
+        match value.type.tensor_type.elem_type:
+            case TensorProto.BFLOAT16:
+                array = array.astype(ml_dtypes.bfloat16)
+            case TensorProto.INT64:
+                array = draws.integers(-4, 4, shape)
+        found[value.name] = array
     return found
+
+
+def _size(dim: str, sizes: dict[str, int]) -> int:
+    """A dimension such as 2*rows; a symbol without a size is 5."""
+    return math.prod(int(part) if part.isdigit() else sizes.get(part, 5) for part in dim.split("*"))
 
 
 def as_torch(array: np.ndarray) -> torch.Tensor:

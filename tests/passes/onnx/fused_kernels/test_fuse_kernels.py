@@ -160,6 +160,27 @@ def test_the_join_of_three_gradients_and_the_sum_of_their_columns_are_one_kernel
     assert_same(with_kernels(model, inputs, body=True), expected, 1e-5)
 
 
+HALVES = """g (float[2,8,2,16] x) => (float[1,8,2,16] y)
+  <int64[1] one = {1}, int64[1] two = {2}, int64[1] first = {0}, int64[1] third = {2}> {
+  a = Slice(x, one, two, first)
+  e = Exp(a)
+  b = Slice(e, one, two, third)
+  n = Neg(b)
+  c = Concat<axis=2>(n, b)
+  y = Add(c, e)
+}"""
+"""The second half of one axis, and then of another."""
+
+
+def test_pieces_of_the_same_number_of_two_axes() -> None:
+    model = fused(HALVES)
+    assert [node.domain for node in model.graph] == [DOMAIN]
+    plain = onnx.parser.parse_model(HEADER + HALVES)
+    inputs = inputs_of(plain, 0)
+    expected = with_kernels(ir.from_proto(plain), inputs, body=True)
+    assert_same(with_kernels(model, inputs, body=False), expected, 1e-6)
+
+
 LOSS = """g (bfloat16[6,WIDTH] x, int64[6] t) => (float[6] loss, float[6,1] m, float[6,1] ls) <int64[1] one = {1}> {
   w = Cast<to=1>(x)
   m = ReduceMax<keepdims=1>(w, one)

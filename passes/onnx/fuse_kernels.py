@@ -98,11 +98,15 @@ class FuseKernels(ir.passes.InPlacePass):
         _remove_unread(model.graph, {node for group, _ in groups for node in group.nodes})
 
     def _kernel_node(self, model: ir.Model, group: Group, kernel: Kernel) -> ir.Node:
-        """Return the node of a group; its function is the model's, which equal groups share."""
-        digest = hashlib.sha256(repr(kernel).encode()).hexdigest()
-        name = f"{_words(group)}_{digest[:12]}"
+        """Return the node of a group; its function is the model's, which equal groups share.
+
+        Equal kernels may have other bodies: a kernel traverses tensors in memory, and a body has their shapes.
+        """
+        function = body_of(group, kernel, DOMAIN, "", model.graph.opset_imports)
+        body = ir.to_proto(function).SerializeToString(deterministic=True)
+        digest = hashlib.sha256(repr(kernel).encode() + body).hexdigest()
+        name = function.name = f"{_words(group)}_{digest[:12]}"
         if (DOMAIN, name, "") not in model.functions:
-            function = body_of(group, kernel, DOMAIN, name, model.graph.opset_imports)
             function.meta[_KERNEL] = kernel
             model.functions[function.identifier()] = function
         node = ir.node(name, list(group.inputs), domain=DOMAIN, num_outputs=len(group.outputs))

@@ -255,7 +255,7 @@ class GraphMaker:
         self._node(self._random.choice(["Add", "Mul"]), [x, number], TensorProto.FLOAT, shape)
 
     def _product(self, x: str, shape: tuple[int, ...]) -> None:
-        if len(shape) != 3:
+        if len(shape) != 3 or isinstance(self._dim(shape[-1]), str):
             return
         weight = self._constant(np.eye(shape[-1], dtype=np.float32) * 0.5)
         self._node("MatMul", [x, weight], TensorProto.FLOAT, shape)

@@ -181,6 +181,25 @@ def test_pieces_of_the_same_number_of_two_axes() -> None:
     assert_same(with_kernels(model, inputs, body=False), expected, 1e-6)
 
 
+def test_kernels_that_are_equal_have_bodies_of_their_own() -> None:
+    # Both traverse memory in the same way, but one gets a tensor without the axis that it adds.
+    text = """g (float[8,1,16] x, float[16,16] w, float[8,1,1,16] p, float[8,1,1,16] q, float[8,1,1,16] r)
+      => (float[8,1,2,16] y, float[8,1,2,16] z) <int64[1] one = {1}> {
+      m = MatMul(x, w)
+      u = Unsqueeze(m, one)
+      c = Concat<axis=1>(u, p)
+      y = Transpose<perm=[0,2,1,3]>(c)
+      d = Concat<axis=1>(q, r)
+      z = Transpose<perm=[0,2,1,3]>(d)
+    }"""
+    model = fused(text)
+    first, second = fused_kernels(model).values()
+    assert first == second
+    plain = onnx.parser.parse_model(HEADER + text)
+    inputs = inputs_of(plain, 0)
+    assert_same(with_kernels(model, inputs, body=True), with_kernels(ir.from_proto(plain), inputs, body=True), 1e-6)
+
+
 LOSS = """g (bfloat16[6,WIDTH] x, int64[6] t) => (float[6] loss, float[6,1] m, float[6,1] ls) <int64[1] one = {1}> {
   w = Cast<to=1>(x)
   m = ReduceMax<keepdims=1>(w, one)

@@ -33,7 +33,7 @@ class ImageNodes:
         self._plain: dict[Node, Node] = {}  # view of an image -> its inner node, the same elements in memory order
         self._copied: dict[Node, Node] = {}  # image with an inner node that has gaps -> the same of a contiguous copy
         self._outer: dict[Node, Node] = {}  # image -> the permutation back of its inner node
-        self._traced: dict[tuple[Node, Any], Node] = {}  # image, direction of a reader -> a copy as it was traced
+        self._traced: dict[tuple[Node, Any], Node] = {}  # image, half of the graph -> a copy as it was traced
 
     # -- images ------------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class ImageNodes:
                 return node
             permuted = self._add(reader, aten.permute.default, node, [*channels_last(4)])
             self._inner[node] = self._contiguous(permuted, reader)
-        elif node not in self._converted and not has_strides(self._inner[node].meta["val"], range(4)):
+        elif not has_strides(self._inner[node].meta["val"], range(4)):
             if node not in self._copied:  # expanded, or a slice
                 copied = self._contiguous(self._inner[node], reader)
                 self._copied[node] = self._add(reader, aten.permute.default, copied, inverse(channels_last(4)))
@@ -96,16 +96,20 @@ class ImageNodes:
 
     # -- going back --------------------------------------------------------------------------------------------------
 
+    def _is_changed(self, node: Node) -> bool:
+        """Check whether a node is removed, or has other strides than it was traced with."""
+        return node in self._gone or node in self._converted
+
     def _read_as_traced(self, reader: Node) -> None:
         for node in reader.all_input_nodes:
-            if node in self._gone or node in self._converted:
+            if self._is_changed(node):
                 reader.replace_input_with(node, self._as_traced(node, reader))
 
     def _return_as_traced(self, output: Node) -> None:
         """Restore the traced strides of results, each where its image is computed."""
         traced = {node: self._value(node) for node in output.all_input_nodes}
         for node in output.all_input_nodes:
-            if node in self._gone or node in self._converted:
+            if self._is_changed(node):
                 with self._graph.inserting_before(node.next):
                     result = self._as_traced(node, output)
                 output.replace_input_with(node, result)
@@ -118,12 +122,12 @@ class ImageNodes:
     def _as_traced(self, node: Node, reader: Node) -> Node:
         """Return an image in the strides that it was traced with; of a view, the same view of its base."""
         like = node if reader.op == "output" else reader  # results are computed where their images are
-        key = node, reader.op == "output" or like.meta.get(HALF)
+        key = node, like.meta.get(HALF)
         if key not in self._traced:
             is_there = node in self._converted
             source: Any = node.args[0]
-            if node in self._gone and node.target in VIEWS and source in self._gone.union(self._converted):
-                base = self._as_traced(source, reader)
+            if node in self._gone and node.target in VIEWS:
+                base = self._as_traced(source, reader) if self._is_changed(source) else source
                 self._traced[key] = self._add(like, node.target, base, *node.args[1:])
             else:
                 image = node if is_there else self._permuted_back(node)

@@ -88,10 +88,9 @@ def is_permuted(node: Node) -> bool:
     if not all(isinstance(one, torch.Tensor) for one in operands):
         return False
     images = [one for one in operands if one.dim() == 4]
-    dtypes = {one.dtype for one in images}
-    if len(images) < 2 or not all(map(is_known, operands)) or len(dtypes) != 1:
+    if not images or not all(map(is_known, operands)):
         return False
-    (dtype,) = dtypes
+    dtype = images[0].dtype
     return dtype in (torch.bfloat16, torch.float16) or (dtype == torch.float32 and convolves_in_tf32())
 
 
@@ -119,7 +118,7 @@ def is_of_channels(node: Node) -> bool:
 def is_normalized(fake: torch.Tensor) -> bool:
     """Check whether a batch norm of an image becomes sums: it has several channels and positions."""
     rows = fake.numel() // fake.shape[1] if is_known(fake) else 0
-    return rows > 1 and fake.shape[1] > 1 and fake.is_floating_point()
+    return rows > 1 and fake.shape[1] > 1
 
 
 def viewed(node: Node, inner: Node) -> tuple[Any, tuple[Any, ...], bool] | None:
@@ -140,11 +139,12 @@ def viewed(node: Node, inner: Node) -> tuple[Any, tuple[Any, ...], bool] | None:
             first, second = (int(axis) % rank for axis in node.args[1:])  # type: ignore[arg-type]
             axes[first], axes[second] = axes[second], axes[first]
         return (aten.alias.default, (inner,), False) if axes == list(order) else None
-    if node.target is aten.slice.Tensor and len(node.args) > 1:
-        return node.target, (inner, order.index(int(node.args[1]) % rank), *node.args[2:]), True  # type: ignore[arg-type]
+    if node.target is aten.slice.Tensor:
+        axis, *rest = node.args[1:] or (0,)
+        return node.target, (inner, order.index(int(axis) % rank), *rest), True  # type: ignore[arg-type]
     if node.target in RESHAPES and all(isinstance(size, int) for size in shape):
         whole = source.meta["val"].shape
         is_contiguous = has_strides(inner.meta["val"], range(rank))
-        if len(shape) > 1 and tuple(shape[:2]) == tuple(whole[:2]) and is_contiguous:
+        if tuple(shape[:2]) == tuple(whole[:2]) and is_contiguous:
             return aten.view.default, (inner, [shape[0], *shape[2:], shape[1]]), True
     return None

@@ -53,6 +53,10 @@ BETWEEN: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "a transpose that is no image's": lambda x, row, image: image.permute(0, 2, 3, 1).contiguous().permute(0, 3, 2, 1),
     "an image from its channels last": lambda x, row, image: image.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
     "another permutation": lambda x, row, image: image.relu().permute(0, 2, 3, 1),
+    "arithmetic on the channels last": lambda x, row, image: x.permute(0, 2, 3, 1) * 2,
+    "rows of the channels last": lambda x, row, image: (x.permute(0, 2, 3, 1) * 2).relu().reshape(16, 64),
+    "an image in another order": lambda x, row, image: image.transpose(2, 3).contiguous().transpose(2, 3) + x,
+    "a sum in another order": lambda x, row, image: (image.transpose(1, 2).contiguous().transpose(1, 2) * x).sum(3),
     "a flip": lambda x, row, image: x.flip(1),
     "a comparison": lambda x, row, image: torch.where(x > 0, x, image),
 }

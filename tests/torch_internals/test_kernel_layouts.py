@@ -245,8 +245,6 @@ def image_calls(operator: Any, shape: Sequence[int], order: Sequence[int], dtype
             yield [[x, of(n, c + 2, h, w)], 1]
         case aten.constant_pad_nd.default:
             yield from ([x, pad, 0.0] for pad in ([1, 1, 1, 1], [-1, 0], [0, 0, 0, 0], [0, 0, 0, 0, 1, 2], [0, 1]))
-        case aten.native_dropout.default:
-            yield from ([x, 0.5, train] for train in (False, True))
         case _:
             raise AssertionError(f"no arguments for {operator}")
 

@@ -115,7 +115,6 @@ IMAGE_OPERATORS: frozenset[object] = frozenset(
         aten.sum.dim_IntList,
         aten.cat.default,
         aten.constant_pad_nd.default,
-        aten.native_dropout.default,
     }
 )
 """Operators beside the pointwise ones: their kernels give four-dimensional results in channels_last if all images are.

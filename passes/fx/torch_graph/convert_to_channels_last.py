@@ -64,7 +64,7 @@ class ConvertToChannelsLast(PassBase):
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite a joint graph or an inference graph in place."""
         graph = graph_module.graph
-        computing = [node for node in graph.nodes if node.op == "call_function" and _is_tensor(node)]
+        computing = [node for node in graph.nodes if _is_tensor(node)]
         convolutions = [node for node in computing if convolves_images(node)]
         if not convolutions or not all(CHOSEN in node.meta or _is_unplaced(node) for node in computing):
             return PassResult(graph_module, False)
@@ -248,7 +248,7 @@ class _Layout:
         half = source.meta.get(HALF)
         if (moved, half) not in self._back:
             base: Any = self._as_traced(moved.args[0], reader) if moved.target in _VIEWS else None  # type: ignore[arg-type]
-            after = moved if base is None or base < moved else base
+            after = moved if base is None else base
             with self._gm.graph.inserting_before(after.next if reader.op == "output" else reader):
                 if base is None:
                     made = _copied_as(self._moved[moved], moved)
@@ -310,8 +310,8 @@ def _values(node: Node) -> Sequence[Any]:
 
 
 def _is_unplaced(node: Node) -> bool:
-    """Check whether no session runs the node and it needs no placement: a random op, a collective, a getitem."""
-    return node.target is operator.getitem or not isinstance(node.target, OpOverload)
+    """Check whether no session runs the node and it needs no placement: an input, a collective, a getitem."""
+    return not isinstance(node.target, OpOverload)
 
 
 def _keeps_promise(node: Node, layout: tuple[int, ...]) -> bool:

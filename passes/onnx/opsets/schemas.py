@@ -23,6 +23,9 @@ _NEW_VALUES: Mapping[tuple[str, str], Mapping[str, int]] = {
 }
 """(operator, attribute) -> value that older schemas with the attribute lack -> the opset that added it."""
 
+_OLD_VALUES: Mapping[tuple[str, str], str] = {("RoiAlign", "coordinate_transformation_mode"): "output_half_pixel"}
+"""(operator, attribute) -> the value that says what the operator did before it had the attribute."""
+
 
 @functools.cache
 def schema_at(op_type: str, version: int) -> Schema | None:
@@ -104,7 +107,7 @@ def _attributes(node: ir.Node, new: Schema, old: Schema, version: int) -> dict[s
             if since > version:
                 raise InexpressibleError(f"its {name} {attribute.value!r} is of opset {since}")
             kept[name] = attribute
-        elif not _says_nothing(name, attribute, new):
+        elif not _says_nothing(name, attribute, new) and _OLD_VALUES.get((node.op_type, name)) != attribute.value:
             raise InexpressibleError(f"opset {version} does not know its attribute {name}={attribute.value!r}")
     for name, known in new.attributes.items():
         default = known.default_value

@@ -119,3 +119,27 @@ def test_an_activation_with_its_attributes_and_bias_is_computed_the_same(node: s
     maker = np.random.default_rng(0)
     inputs = {name: maker.standard_normal(size, np.float32) * 2 for name, size in (("x", (5, 12)), ("b", 12))}
     assert assert_computes_the_same(text, inputs) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "axis", "fuses"),
+    [
+        *((dtype, -1, True) for dtype in ("float", "double", "float16")),
+        *((dtype, 0, dtype != "float16") for dtype in ("float", "double", "float16")),
+        *((dtype, axis, False) for dtype in ("int32", "int64") for axis in (0, -1)),
+    ],
+)
+def test_sums_of_floats_are_fused_and_those_over_rows_if_they_are_not_narrow(
+    dtype: str, axis: int, fuses: bool
+) -> None:
+    size = 12 if axis == 0 else 5
+    text = f"""g ({dtype}[5,12] x) => ({dtype}[{size}] y) <int64[1] axis = {{{axis}}}> {{
+        a = Mul(x, x)
+        y = ReduceSum<keepdims=0>(a, axis)
+    }}"""
+    x = (
+        np.random.default_rng(0)
+        .integers(-4, 4, (5, 12))
+        .astype({"float": "float32", "double": "float64"}.get(dtype, dtype))
+    )
+    assert assert_computes_the_same(text, {"x": x}) == ([] if fuses else ["Mul", "ReduceSum"])

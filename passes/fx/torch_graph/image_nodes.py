@@ -33,7 +33,9 @@ class ImageNodes:
         self._plain: dict[Node, Node] = {}  # view of an image -> its inner node, the same elements in memory order
         self._copied: dict[Node, Node] = {}  # image with an inner node that has gaps -> the same of a contiguous copy
         self._outer: dict[Node, Node] = {}  # image -> the permutation back of its inner node
-        self._traced: dict[tuple[Node, Any], Node] = {}  # image, half of the graph -> a copy as it was traced
+        self._traced: dict[
+            tuple[Node, Any], Node
+        ] = {}  # image, half of its reader, or true for results -> a copy as it was traced
 
     # -- images ------------------------------------------------------------------------------------------------------
 
@@ -122,7 +124,7 @@ class ImageNodes:
     def _as_traced(self, node: Node, reader: Node) -> Node:
         """Return an image in the strides that it was traced with; of a view, the same view of its base."""
         like = node if reader.op == "output" else reader  # results are computed where their images are
-        key = node, like.meta.get(HALF)
+        key = node, reader.op == "output" or like.meta.get(HALF)  # a reader's copy may come too late for a result
         if key not in self._traced:
             is_there = node in self._converted
             source: Any = node.args[0]

@@ -11,6 +11,9 @@ from cuda_forms import cuda_forms
 from torch import Tensor
 
 CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": lambda x, i: F.cross_entropy(x, i[:, 0]),
+    "cross_entropy of positions": lambda x, i: F.cross_entropy(x[..., None], i[:, :1], reduction="none"),
+    "nll_loss with weights": lambda x, i: F.nll_loss(x, i[:, 0], weight=x[0].exp().detach()),
     "embedding": lambda x, i: F.embedding(i, x),
     "gather": lambda x, i: x.gather(1, i),
     "gather one": lambda x, i: x.log_softmax(1).gather(1, i[:, :1]),

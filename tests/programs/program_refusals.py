@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from program_draft import Draft
 from torch import Tensor
 
-__all__ = ["REFUSALS", "refused"]
+__all__ = ["REFUSALS", "has_refused_numbers", "refused"]
 
 _BY_SHAPE = (
     "{a}.select(-1, 99)",
@@ -57,6 +59,12 @@ _BY_NUMBERS = (
 
 
 REFUSALS = (*_BY_SHAPE, *_BY_WRITES, *_BY_NUMBERS)
+
+
+def has_refused_numbers(text: str) -> bool:
+    """Check for a line that eager's kernels for a CPU refuse for its numbers; those for CUDA assert, or compute."""
+    patterns = (re.escape(line).replace(re.escape("{a}"), r"\w+") for line in _BY_NUMBERS)
+    return any(re.search(pattern, text) for pattern in patterns)
 
 
 def refused(draft: Draft, a: str, value: Tensor) -> str:

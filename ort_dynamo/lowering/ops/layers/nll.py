@@ -21,13 +21,21 @@ def _class_axis(ctx: LoweringContext, self: ir.Value) -> int:
 
 
 def _targets(
-    ctx: LoweringContext, target: ir.Value, weight: ir.Value | None, ignore_index: Size, dtype: torch.dtype
+    ctx: LoweringContext,
+    target: ir.Value,
+    weight: ir.Value | None,
+    ignore_index: Size,
+    dtype: torch.dtype,
+    count: Size | None = None,
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
-    """(which targets count, the targets with 0 for those that do not, the weight of each target's class)"""
+    """(which targets count, the targets with 0 for those that do not, the weight of each target's class)
+
+    With a `count` of classes, targets out of range stop a fused kernel; without it, they were checked before.
+    """
     op = ctx.op
     wanted = ctx.cast(target, torch.int64)
     valid = op.Not(op.Equal(wanted, ctx.scalar(ignore_index, torch.int64)))
-    classes = from_start(ctx, op.Where(valid, wanted, 0))
+    classes = from_start(ctx, op.Where(valid, wanted, 0), count)
     weights = None if weight is None else op.Gather(ctx.cast(weight, dtype), classes, axis=0)
     return valid, classes, weights
 
@@ -45,8 +53,9 @@ def nll_loss_forward(
     op = ctx.op
     out_dtype = ctx.out[0].dtype
     dtype = float_dtype(out_dtype)
-    axis = _class_axis(ctx, self)
-    valid, classes, weights = _targets(ctx, target, weight, ignore_index, dtype)
+    axis, sizes = _class_axis(ctx, self), ctx.sizes(self)
+    count = sizes[axis] if sizes else None
+    valid, classes, weights = _targets(ctx, target, weight, ignore_index, dtype, count)
     picked = op.Squeeze(op.GatherElements(self, op.Unsqueeze(classes, [axis]), axis=axis), [axis])
     losses = op.Neg(ctx.cast(picked, dtype))
     if weights is not None:
@@ -55,9 +64,8 @@ def nll_loss_forward(
     if reduction == _NONE and ctx.rank(target) > 0:
         return ctx.cast(losses, out_dtype), ctx.constant(0.0, out_dtype)
     counted = ctx.cast(valid, dtype) if weights is None else op.Where(valid, weights, 0.0)
-    sizes = ctx.sizes(target)
-    if sizes:
-        losses, counted = (total(ctx, value, sizes, range(len(sizes)), keepdim=False) for value in (losses, counted))
+    if rows := ctx.sizes(target):
+        losses, counted = (total(ctx, value, rows, range(len(rows)), keepdim=False) for value in (losses, counted))
     output, total_weight = losses, counted
     if reduction == _MEAN:
         output = op.Div(output, total_weight)

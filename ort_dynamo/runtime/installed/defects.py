@@ -79,9 +79,9 @@ def defects_of(package: str, version: str, provider: str) -> frozenset[str]:
 DEFECTS = (
     # -- wrong results -------------------------------------------------------------------------------------------
     Defect(
-        "sqrt_of_infinity",
+        "sqrt_of_float32",
         (TRAINING,),
-        "Sqrt of inf is nan.",
+        "Sqrt of float32: nan of inf, 0 of -0, 0 of a positive subnormal number, and inf of a negative one.",
         ("lowering/ops/elementwise/unary.py",),
     ),
     Defect(

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -56,12 +55,18 @@ def _rounding(formula: Formula) -> Formula:
 def square_root(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     """Return the square root of a floating-point value."""
     op = ctx.op
-    if not ctx.target.has_defect("sqrt_of_infinity"):
+    if x.dtype == ir.DataType.DOUBLE or not ctx.target.has_defect("sqrt_of_float32"):
         return op.Sqrt(x)
-    assert x.dtype is not None
-    largest = float(np.finfo(x.dtype.numpy()).max)
-    finite = op.Clip(x, -math.inf, largest)
-    return op.Add(op.Sqrt(finite), op.Sub(x, finite))  # the difference is 0, or inf, or nan
+    is_infinite = op.Equal(x, math.inf)
+    if x.dtype == ir.DataType.FLOAT16:  # its numbers are normal numbers of float32
+        return op.Where(is_infinite, x, op.Sqrt(x))
+    is_tiny = op.Less(op.Abs(x), _TINY)
+    root = op.Sqrt(op.Mul(x, op.Where(is_tiny, 2.0**60, 1.0)))
+    return op.Where(is_infinite, x, op.Mul(root, op.Where(is_tiny, 2.0**-30, 1.0)))
+
+
+_TINY = 2.0**-100
+"""A normal number of float32, whose product with 2**60 is normal for every subnormal number."""
 
 
 def _sign(ctx: LoweringContext, x: ir.Value) -> ir.Value:

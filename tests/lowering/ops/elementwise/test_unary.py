@@ -62,6 +62,19 @@ def test_edges_of_float32_equal_eager(function):
     assert_like_eager(function, torch.cat([edges, edges, edges[:13]]), gradients=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "function", [torch.sqrt, torch.rsqrt, lambda x: x**0.5, lambda x: x / (x * x).sum(1, True).sqrt()]
+)
+def test_roots_of_subnormal_numbers_equal_eager(function, dtype):
+    x = torch.tensor([1e-40, 5e-39, 1e-44, 1.0, 4e-38, 1e-20, 3e-31, 1e-30]).to(dtype).repeat(9, 1)
+    assert_like_eager(function, x.requires_grad_())
+
+
+def test_roots_of_negative_subnormal_numbers_are_nan():
+    assert_like_eager(torch.sqrt, torch.tensor([-1e-40, -1e-44, -1.0]).repeat(9), gradients=False)
+
+
 @pytest.mark.parametrize("function", [torch.exp, torch.log, torch.sqrt, torch.tanh, torch.sigmoid, torch.abs, torch.neg,
                                       torch.floor, torch.round, torch.trunc, torch.sin, torch.rsqrt, torch.expm1,
                                       torch.log1p, torch.sign, torch.log2, torch.exp2], ids=named)  # fmt: skip

@@ -23,13 +23,20 @@ def is_bool(name: str, value: object) -> None:
 
 
 def is_count(name: str, value: object) -> None:
-    """Raise InvalidOptionError unless a value is None or a positive int."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    """Raise InvalidOptionError unless a value is None or a positive int of 32 bits, as ONNX Runtime takes."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InvalidOptionError(name=name, value=value, expected="None or an int >= 1")
+    if value >= 1 << 31:
+        raise InvalidOptionError(name=name, value=value, expected="None or an int >= 1 of 32 bits")
 
 
 def checked_path(name: str, value: Any) -> str | None:
     """Return a path as text, or None for None; raise InvalidOptionError for any other value."""
-    if value is not None and (not isinstance(value, (str, os.PathLike)) or not os.fspath(value)):
+    if value is None:
+        return None
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
+    if not path or not isinstance(path, str) or "\0" in path:
         raise InvalidOptionError(name=name, value=value, expected="None or the path of a folder")
-    return None if value is None else str(os.fspath(value))
+    return path

@@ -20,6 +20,7 @@ from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy, checked_a
 from ort_dynamo.options.checks import checked_path, is_bool, is_count, one_of
 from ort_dynamo.options.plan_grammar import Plan, read_plans
 from ort_dynamo.options.public import public_name, read_options
+from ort_dynamo.options.session_attributes import plain_attributes
 from ort_dynamo.options.spelling import nearest
 
 __all__ = [
@@ -98,10 +99,12 @@ class PassOptions:
         object.__setattr__(self, "propagate_cast_ops_allow", checked_allow(self.propagate_cast_ops_allow))
         is_bool("allow_layer_norm_mod_precision", self.allow_layer_norm_mod_precision)
         is_count("backward_sections", self.backward_sections)
-        object.__setattr__(self, "extra_passes", tuple(self.extra_passes))
-        if not all(isinstance(one, (PassBase, ir.passes.InPlacePass)) for one in self.extra_passes):
-            expected = "instances of torch.fx's PassBase or onnx_ir's InPlacePass"
-            raise InvalidOptionError(name="extra_passes", value=self.extra_passes, expected=expected)
+        given = self.extra_passes
+        is_list = isinstance(given, (list, tuple))
+        if not is_list or not all(isinstance(one, (PassBase, ir.passes.InPlacePass)) for one in given):
+            expected = "a list of instances of torch.fx's PassBase or onnx_ir's InPlacePass"
+            raise InvalidOptionError(name="extra_passes", value=given, expected=expected)
+        object.__setattr__(self, "extra_passes", tuple(given))
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,7 @@ class SessionOptions:
             raise InvalidOptionError(name="provider_options", value=given, expected="a dict of str to str")
         items = given.items() if isinstance(given, Mapping) else given
         object.__setattr__(self, "provider_options", tuple(sorted((str(k), str(v)) for k, v in items)))
-        attributes = _plain_attributes(self.session_options)
+        attributes = plain_attributes(self.session_options)
         # Those that are options of ours are decided once, in the place that other code reads.
         level = attributes.pop("graph_optimization_level", None)
         if level is not None:
@@ -203,7 +206,8 @@ class SessionOptions:
                 raise InvalidOptionError(name="session_options", value=given, expected=expected)
             object.__setattr__(self, "graph_optimization", _LEVELS[int(level)])
         if count := attributes.pop("intra_op_num_threads", None):
-            object.__setattr__(self, "intra_op_num_threads", int(count))
+            is_count("session_options['intra_op_num_threads']", count)
+            object.__setattr__(self, "intra_op_num_threads", count)
         object.__setattr__(self, "session_options", tuple(sorted(attributes.items())))
 
     def resolved(self, *, on_cuda: bool = False) -> SessionSettings:
@@ -380,21 +384,3 @@ def make_options(fields: Mapping[str, Any]) -> Options:
 
 _LEVELS: Mapping[int, GraphOptimization] = {0: "disable", 1: "basic", 2: "extended", 3: "all", 99: "all"}
 """onnxruntime.GraphOptimizationLevel, as integers."""
-
-
-def _plain_attributes(given: Any) -> dict[str, str | int | bool]:
-    """Give the attributes of a SessionOptions that differ from a new one's; a dict of attributes is unchanged."""
-    if given is None:
-        return {}
-    if isinstance(given, (Mapping, tuple)):
-        pairs = dict(given)
-    elif type(given).__name__ != "SessionOptions":
-        raise InvalidOptionError(
-            name="session_options", value=given, expected="an onnxruntime.SessionOptions or a dict"
-        )
-    else:
-        fresh = type(given)()
-        names = [name for name in dir(given) if not name.startswith("_") and not callable(getattr(given, name))]
-        pairs = {name: getattr(given, name) for name in names if getattr(given, name) != getattr(fresh, name)}
-    # An enumeration becomes its integer, which can be set again.
-    return {str(name): value if isinstance(value, (str, int)) else int(value) for name, value in pairs.items()}

@@ -15,11 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import TypeGuard
 
 from ort_dynamo.errors import InvalidOptionError
 from ort_dynamo.options.json_file import read_json
 
-__all__ = ["GRAMMAR", "Plan", "PlanType", "is_plan", "read_plans"]
+__all__ = ["GRAMMAR", "Plan", "PlanType", "is_plan", "is_plan_file", "read_plan_file", "read_plans"]
 
 
 class PlanType(IntEnum):
@@ -76,8 +77,9 @@ def read_plans(given: object) -> tuple[Plan, ...]:
     """
     if given is None:
         return ()
-    if isinstance(given, os.PathLike) or (isinstance(given, str) and given.strip().endswith(".json")):
-        texts = _read_file(given)
+    texts: Iterable[str]
+    if is_plan_file(given):
+        texts = read_plan_file(given)
     elif isinstance(given, str):
         texts = [given]
     elif isinstance(given, (list, tuple)):
@@ -103,7 +105,17 @@ def _parse(text: str) -> Plan:
     return Plan(match["cluster"], PlanType(int(match["type"])), int(match["count"]))
 
 
-def _read_file(given: str | os.PathLike[str]) -> Iterable[str]:
+def is_plan_file(given: object) -> TypeGuard[str | os.PathLike[str]]:
+    """Tell if a value of recompute_plan is the path of a file of plans."""
+    return isinstance(given, os.PathLike) or (isinstance(given, str) and given.strip().endswith(".json"))
+
+
+def read_plan_file(given: str | os.PathLike[str]) -> list[str]:
+    """Return the texts of a file of plans.
+
+    Raises:
+        InvalidOptionError: the file cannot be read, or does not hold a JSON list of texts.
+    """
     path = Path(given.strip() if isinstance(given, str) else given)
     try:
         texts = read_json(path)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ort_dynamo.errors import InvalidOptionError, UnknownOptionError
-from ort_dynamo.options.plan_grammar import GRAMMAR, is_plan
+from ort_dynamo.options.plan_grammar import GRAMMAR, is_plan, is_plan_file, read_plan_file
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.program.program_warning import warn_program
 
@@ -38,6 +38,9 @@ POLICIES: Mapping[str, Fields] = {
 }
 """Name that recompute_plan accepts besides plans -> fields. `layers:4` means the first four layers."""
 
+_LONGEST = 200
+"""Maximum number of letters of a text in a message."""
+
 _COUNTED = re.compile(r"layers:(\d+)")
 
 
@@ -53,7 +56,9 @@ def _cast_strategy(value: Any) -> Fields:
 
 def _recompute_plan(value: Any) -> Fields:
     """Tell policies from plans, and refuse any other text."""
-    if isinstance(value, str) and not value.strip().endswith(".json"):
+    if is_plan_file(value):
+        value = read_plan_file(value)
+    if isinstance(value, str):
         texts: list[Any] = value.split(",")
     elif isinstance(value, (list, tuple)):
         texts = [part for text in value for part in (text.split(",") if isinstance(text, str) else [text])]
@@ -70,7 +75,8 @@ def _recompute_plan(value: Any) -> Fields:
         elif name and not is_plan(name):
             near = nearest(name, (*POLICIES, "layers:N"))
             expected = f"{', '.join(map(repr, POLICIES))}, 'layers:N' or a cluster {GRAMMAR}{near}"
-            raise InvalidOptionError(name="recompute_plan", value=name, expected=expected)
+            shown = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"
+            raise InvalidOptionError(name="recompute_plan", value=shown, expected=expected)
         else:
             plans.append(text)
     return {**fields, "recompute_plan": plans} if plans or not fields else fields
@@ -164,9 +170,10 @@ def read_options(options: Mapping[str, Any]) -> Fields:
             near = _ELSEWHERE.get(str(name)) or nearest(str(name), OPTIONS)
             raise UnknownOptionError(name=name, nearest=near, known=", ".join(OPTIONS))
         for field, one in found.items():
-            if fields.setdefault(field, one) != one:
+            if field in fields and fields[field] != one:
                 expected = f"{fields[field]!r}, as another option has it, or to be given once"
                 raise InvalidOptionError(name=public_name(field), value=one, expected=expected)
+            fields[field] = one
     return fields
 
 

@@ -230,11 +230,19 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings.use_deterministic_compute = options.deterministic
     for attribute, given in options.session_options:
-        if not hasattr(settings, attribute):
-            near = nearest(attribute, [name for name in dir(settings) if not name.startswith("_")])
+        known = [name for name in dir(settings) if name[0] != "_" and not callable(getattr(settings, name))]
+        if attribute not in known:
+            near = nearest(attribute, known)
             owner = f"SessionOptions of {target.package} {target.version}"
             raise UnknownSettingError(
                 name="session_options", owner=owner, kind="attribute", value=attribute, nearest=near
             )
-        setattr(settings, attribute, type(getattr(settings, attribute))(given))  # an enumeration is an integer here
+        kind = type(getattr(settings, attribute))
+        try:
+            if kind is bool and given not in (True, False):
+                raise ValueError("it is no bool")
+            setattr(settings, attribute, kind(given))  # an enumeration is an integer here
+        except (TypeError, ValueError) as error:
+            expected = f"a value of type {kind.__name__}"
+            raise InvalidOptionError(name=f"session_options[{attribute!r}]", value=given, expected=expected) from error
     return settings

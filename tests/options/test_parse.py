@@ -79,6 +79,14 @@ def test_a_path_object_is_a_path(tmp_path: Path) -> None:
         ({"providers": ["x"]}, UnknownOptionError, "the device of the model.s tensors chooses the execution provider"),
         ({"threads": True}, InvalidOptionError, "'threads' cannot be True: expected None or an int >= 1"),
         ({"threads": 1.5}, InvalidOptionError, "an int >= 1"),
+        ({"threads": 2**31}, InvalidOptionError, "of 32 bits"),
+        ({"memory_budget": float("nan")}, InvalidOptionError, r"'memory_budget' cannot be nan: expected a fraction"),
+        ({"extra_passes": 5}, InvalidOptionError, "a list of instances of torch.fx's PassBase"),
+        ({"save_onnx": "a\0b"}, InvalidOptionError, "None or the path of a folder"),
+        ({"cache": "a\0b"}, InvalidOptionError, "'cache' cannot be .*the path of a folder"),
+        ({"session_options": {"intra_op_num_threads": "x"}}, InvalidOptionError, "an int >= 1"),
+        ({"session_options": {"log_severity_level": ("a", "b")}}, InvalidOptionError, "a text, a number, a bool or"),
+        ({"recompute_plan": "x" * 100_000}, InvalidOptionError, "cannot be 'x{200}…': expected"),
         ({"graph_optimization": "most"}, InvalidOptionError, "'disable', 'basic', 'extended', 'all'"),
         (
             {"session_options": {"provider_options": "a=b"}},
@@ -365,6 +373,14 @@ def test_a_file_of_plans_enters_the_options_by_its_content(tmp_path: Path) -> No
         assert repr(parse_options(None, {"recompute_plan": given})) == repr(inline)
     path.write_text('["Gelu+:1:1"]')
     assert repr(parse_options(None, {"recompute_plan": path})) != repr(inline)
+
+
+def test_a_file_of_plans_may_have_names_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "plans.json"
+    path.write_text('["gelu", "layers:2, Cast+:2:1"]')
+    inline = parse_options(None, {"recompute_plan": ["gelu", "layers:2", "Cast+:2:1"]})
+    for given in (path, str(path)):
+        assert parse_options(None, {"recompute_plan": given}) == inline
 
 
 @pytest.mark.parametrize("content", [b'["Gelu+:1:-1"', b'{"Gelu+": 1}', b"[1]", b'"Gelu+:1:-1"', b"\xff\xfe"])

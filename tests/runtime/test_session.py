@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import onnx_ir as ir
 import pytest
@@ -317,3 +318,24 @@ print(int(found.count_nonzero()), int((x[:1] * 1e-3).count_nonzero()))
 def test_sessions_and_torch_do_with_denormals_as_set_flush_denormal_says(mode: str, printed: str) -> None:
     ran = run_program(FLUSHED, mode)
     assert ran.stdout.strip() == printed, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"enable_profiling": "False"}, r"'enable_profiling'\]\" cannot be 'False': expected a value of type bool"),
+        ({"enable_profiling": 2}, "cannot be 2: expected a value of type bool"),
+        ({"execution_mode": "fast"}, "cannot be 'fast': expected a value of type ExecutionMode"),
+        ({"add_session_config_entry": 1}, "has no attribute 'add_session_config_entry'"),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused(given: dict[str, Any], text: str) -> None:
+    run = torch.compile(torch.sin, backend="ort_train", options={"session_options": given})
+    with pytest.raises(Exception, match=text):
+        run(torch.ones(3))
+
+
+def test_a_bool_may_be_a_number() -> None:
+    options = {"session_options": {"enable_mem_pattern": 0, "execution_mode": 0}}
+    run = torch.compile(torch.sin, backend="ort_train", options=options)
+    torch.testing.assert_close(run(torch.ones(3)), torch.ones(3).sin())

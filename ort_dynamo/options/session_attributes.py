@@ -1,0 +1,38 @@
+"""Reads the attributes of ONNX Runtime's SessionOptions that a program sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ort_dynamo.errors import InvalidOptionError
+
+__all__ = ["plain_attributes"]
+
+
+def plain_attributes(given: Any) -> dict[str, str | int | bool]:
+    """Give the attributes of a SessionOptions that differ from a new one's; a dict of attributes is unchanged."""
+    if given is None:
+        return {}
+    if isinstance(given, (Mapping, tuple)):
+        pairs = dict(given)
+    elif type(given).__name__ != "SessionOptions":
+        raise InvalidOptionError(
+            name="session_options", value=given, expected="an onnxruntime.SessionOptions or a dict"
+        )
+    else:
+        fresh = type(given)()
+        names = [name for name in dir(given) if not name.startswith("_") and not callable(getattr(given, name))]
+        pairs = {name: getattr(given, name) for name in names if getattr(given, name) != getattr(fresh, name)}
+    return {str(name): _plain(str(name), value) for name, value in pairs.items()}
+
+
+def _plain(name: str, value: Any) -> str | int | bool:
+    """Give the value of an attribute; an enumeration becomes its integer, which can be set again."""
+    if isinstance(value, (str, int)):
+        return value
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        expected = "a text, a number, a bool or an enumeration of ONNX Runtime"
+        raise InvalidOptionError(name=f"session_options[{name!r}]", value=value, expected=expected) from error

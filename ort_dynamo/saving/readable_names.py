@@ -11,7 +11,7 @@ import onnx_ir as ir
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.graph.marks import DIRECTION, FX_NODE, HALF, READABLE, SCOPE, fx_node_name
-from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
+from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames, utf8
 from ort_dynamo.program.source_line import modules
 
 __all__ = ["makers", "readable"]
@@ -110,7 +110,7 @@ def _metadata(node: Node) -> dict[str, Any]:
     scopes = [path for path, _ in stack]
     return {
         FX_NODE: f"{node.name}: {node.target}",
-        "namespace": "/".join([*(f"{path}: {kind}" for path, kind in stack), f"{node.name}: {node.target}"]),
+        "namespace": utf8("/".join([*(f"{path}: {kind}" for path, kind in stack), f"{node.name}: {node.target}"])),
         "pkg.torch.onnx.name_scopes": repr([*scopes, node.name]),
         "pkg.torch.onnx.class_hierarchy": repr([*(kind for _, kind in stack), str(node.target)]),
         "pkg.torch.onnx.stack_trace": str(node.meta.get("stack_trace", "")).strip(),

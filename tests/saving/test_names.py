@@ -32,6 +32,18 @@ def names(said: Any, what: str = "inputs", graph: int = 0) -> list[str | None]:
     return [one and one["value"] for one in said["graphs"][graph][what]]
 
 
+def test_names_that_utf8_cannot_hold_are_escaped(tmp_path: Path) -> None:
+    weights = nn.ParameterDict({"\ud800": nn.Parameter(torch.ones(3)), "\\ud800": nn.Parameter(torch.ones(3))})
+    said = saved(lambda x: (x * weights["\ud800"] + weights["\\ud800"]).sum(), tmp_path, torch.ones(3))
+    (file,) = tmp_path.glob("forward-*.onnx")
+    model = onnx.load(file)
+    onnx.checker.check_model(model)
+    found = [value.name for value in model.graph.input]
+    assert sum("\\ud800" in name for name in found) == 2
+    assert len(set(found)) == 3
+    assert set(names(said)) == set(found)
+
+
 def test_arguments_are_called_by_their_names_and_places(tmp_path: Path) -> None:
     def function(
         x: Tensor, pair: tuple[Tensor, Tensor], *more: Tensor, batch: dict[str, Tensor], **others: Tensor

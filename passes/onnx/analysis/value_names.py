@@ -6,7 +6,12 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-__all__ = ["UniqueNames", "ValueNames"]
+__all__ = ["UniqueNames", "ValueNames", "utf8"]
+
+
+def utf8(text: str) -> str:
+    """Return a text that UTF-8, ONNX's encoding, can hold: a surrogate by itself becomes its escape."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class UniqueNames:
@@ -22,8 +27,9 @@ class UniqueNames:
         self._first = first
 
     def fresh(self, wanted: str) -> str:
-        """Take `wanted`, or the first of wanted_1, wanted_2 … (counted from `first`) that is free."""
-        name, number = wanted, self._first
+        """Take `wanted`, or the first of wanted_1, wanted_2 … (counted from `first`) that is free, as UTF-8."""
+        name = wanted = utf8(wanted)
+        number = self._first
         while name in self._taken:
             name = f"{wanted}_{number}"
             number += 1

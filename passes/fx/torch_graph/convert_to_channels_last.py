@@ -248,7 +248,7 @@ class _Layout:
         half = source.meta.get(HALF)
         if (moved, half) not in self._back:
             base: Any = self._as_traced(moved.args[0], reader) if moved.target in _VIEWS else None  # type: ignore[arg-type]
-            after = moved if base is None else base
+            after = moved if base is None or base < moved else base  # a view's sizes may be computed between them
             with self._gm.graph.inserting_before(after.next if reader.op == "output" else reader):
                 if base is None:
                     made = _copied_as(self._moved[moved], moved)

@@ -33,9 +33,7 @@ class ImageNodes:
         self._plain: dict[Node, Node] = {}  # view of an image -> its inner node, the same elements in memory order
         self._copied: dict[Node, Node] = {}  # image with an inner node that has gaps -> the same of a contiguous copy
         self._outer: dict[Node, Node] = {}  # image -> the permutation back of its inner node
-        self._traced: dict[
-            tuple[Node, Any], Node
-        ] = {}  # image, half of its reader, or true for results -> a copy as it was traced
+        self._traced: dict[tuple[Node, Any], Node] = {}  # image, half of its reader or true for results -> a copy
 
     # -- images ------------------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ def square_root(ctx: LoweringContext, x: ir.Value) -> ir.Value:
 
 
 _TINY = 2.0**-100
-"""A normal number of float32, whose product with 2**60 is normal for every subnormal number."""
+"""Smaller numbers are scaled by 2**60, which makes a normal number of each subnormal one."""
 
 
 def _sign(ctx: LoweringContext, x: ir.Value) -> ir.Value:

@@ -47,6 +47,7 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "the largest": lambda x: x.topk(2, 1),
     "views of both": lambda x: (x.permute(0, 2, 3, 1), x.flatten(2).exp()),
     "the image twice": lambda x: (x, x.relu(), x.view(2, 8, 144)),
+    "a view whose size is computed after a copy": lambda x: (x.cumsum(1), x[:, :, : (x.shape[2] - 1) // 2]),
     "columns in reverse": lambda x: (x.transpose(1, 3) * 2).transpose(1, 3) + x,
 }
 

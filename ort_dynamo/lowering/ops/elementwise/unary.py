@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -52,17 +53,25 @@ def _rounding(formula: Formula) -> Formula:
     return lambda ctx, x: formula(ctx, x) if is_float(x) else x
 
 
-def square_root(ctx: LoweringContext, x: ir.Value) -> ir.Value:
-    """Return the square root of a floating-point value."""
+def square_root(ctx: LoweringContext, x: ir.Value, *, is_normal: bool = False) -> ir.Value:
+    """Return the square root of a floating-point value.
+
+    Args:
+        ctx: the node's.
+        x: the value.
+        is_normal: whether no element is a subnormal number of float32.
+    """
     op = ctx.op
     if x.dtype == ir.DataType.DOUBLE or not ctx.target.has_defect("sqrt_of_float32"):
         return op.Sqrt(x)
-    is_infinite = op.Equal(x, math.inf)
-    if x.dtype == ir.DataType.FLOAT16:  # its numbers are normal numbers of float32
-        return op.Where(is_infinite, x, op.Sqrt(x))
+    assert x.dtype is not None
+    finite = op.Clip(x, -math.inf, float(np.finfo(x.dtype.numpy()).max))
+    beyond = op.Sub(x, finite)  # 0, or inf, or nan
+    if is_normal or x.dtype == ir.DataType.FLOAT16:  # whose numbers are normal numbers of float32
+        return op.Add(op.Sqrt(finite), beyond)
     is_tiny = op.Less(op.Abs(x), _TINY)
-    root = op.Sqrt(op.Mul(x, op.Where(is_tiny, 2.0**60, 1.0)))
-    return op.Where(is_infinite, x, op.Mul(root, op.Where(is_tiny, 2.0**-30, 1.0)))
+    root = op.Sqrt(op.Mul(finite, op.Where(is_tiny, 2.0**60, 1.0)))
+    return op.Add(op.Mul(root, op.Where(is_tiny, 2.0**-30, 1.0)), beyond)
 
 
 _TINY = 2.0**-100

@@ -21,7 +21,7 @@ __all__ = ["inverse_root", "optional", "read_saved_statistics", "settled"]
 
 def inverse_root(ctx: LoweringContext, variance: ir.Value, eps: float) -> ir.Value:
     """1 / sqrt(variance + eps)."""
-    return ctx.op.Reciprocal(square_root(ctx, ctx.op.Add(variance, eps)))
+    return ctx.op.Reciprocal(square_root(ctx, ctx.op.Add(variance, eps), is_normal=eps > 1e-37))
 
 
 def read_saved_statistics(ctx: LoweringContext, sizes: Sequence[Size]) -> None:

@@ -107,7 +107,7 @@ def _attributes(node: ir.Node, new: Schema, old: Schema, version: int) -> dict[s
             if since > version:
                 raise InexpressibleError(f"its {name} {attribute.value!r} is of opset {since}")
             kept[name] = attribute
-        elif not _says_nothing(name, attribute, new) and _OLD_VALUES.get((node.op_type, name)) != attribute.value:
+        elif not _says_nothing(node.op_type, name, attribute, new):
             raise InexpressibleError(f"opset {version} does not know its attribute {name}={attribute.value!r}")
     for name, known in new.attributes.items():
         default = known.default_value
@@ -123,8 +123,10 @@ def _same_default(schema: Schema, name: str, default: onnx.AttributeProto) -> bo
     )
 
 
-def _says_nothing(name: str, attribute: ir.Attr, schema: Schema) -> bool:
-    """Check whether an attribute has its default value."""
+def _says_nothing(op_type: str, name: str, attribute: ir.Attr, schema: Schema) -> bool:
+    """Check whether an attribute has its default value, or that of the older behaviour."""
+    if _OLD_VALUES.get((op_type, name)) == attribute.value:
+        return True
     if name == "dilations":  # its default, which depends on the rank, is in no schema
         return all(number == 1 for number in attribute.as_ints())
     default = schema.attributes[name].default_value if name in schema.attributes else None

@@ -18,6 +18,13 @@ def parsed(body: str, opset: int) -> ir.Model:
     return ir.from_onnx_text(f'<ir_version: 8, opset_import: ["" : {opset}, "other" : 1]>\n{body}')
 
 
+def of_node(signature: str, node: str, opset: int) -> ir.Model:
+    """A model of one node, whose results it returns."""
+    model = parsed(f"g ({signature}) => () {{ {node} }}", opset)
+    model.graph.outputs.extend(model.graph.node(-1).outputs)
+    return model
+
+
 def described(model: ir.Model) -> list[Any]:
     return [(one.op_type, dict(one.attributes), list(one.inputs), list(one.outputs)) for one in model.graph]
 
@@ -55,8 +62,7 @@ RESHAPE = "y = Reshape <allowzero = 1> (x, s)"
 def test_a_node_without_an_older_form_is_refused(
     signature: str, node: str, opset: int, version: int, reason: str
 ) -> None:
-    model = parsed(f"g ({signature}) => () {{ {node} }}", opset)
-    model.graph.outputs.extend(model.graph.node(-1).outputs)
+    model = of_node(signature, node, opset)
     before = described(model)
     with pytest.raises(OpsetError) as error:
         LowerOpset(version)(model)
@@ -76,8 +82,7 @@ def test_a_node_without_an_older_form_is_refused(
     ],
 )
 def test_a_node_that_means_the_same_stays(signature: str, node: str, opset: int, version: int) -> None:
-    model = parsed(f"g ({signature}) => () {{ {node} }}", opset)
-    model.graph.outputs.extend(model.graph.node(-1).outputs)
+    model = of_node(signature, node, opset)
     before = described(model)
     LowerOpset(version)(model)
     assert described(model) == before

@@ -7,7 +7,12 @@ from typing import Any
 
 from ort_dynamo.errors import InvalidOptionError
 
-__all__ = ["plain_attributes"]
+__all__ = ["attribute_names", "plain_attributes"]
+
+
+def attribute_names(options: Any) -> list[str]:
+    """Give the names of the attributes of a SessionOptions that can be set; its methods are none."""
+    return [name for name in dir(options) if not name.startswith("_") and not callable(getattr(options, name))]
 
 
 def plain_attributes(given: Any) -> dict[str, str | int | bool]:
@@ -22,7 +27,7 @@ def plain_attributes(given: Any) -> dict[str, str | int | bool]:
         )
     else:
         fresh = type(given)()
-        names = [name for name in dir(given) if not name.startswith("_") and not callable(getattr(given, name))]
+        names = attribute_names(given)
         pairs = {name: getattr(given, name) for name in names if getattr(given, name) != getattr(fresh, name)}
     return {str(name): _plain(str(name), value) for name, value in pairs.items()}
 

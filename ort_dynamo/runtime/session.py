@@ -17,6 +17,7 @@ import torch
 from ort_dynamo.errors import InvalidOptionError, SessionError, SessionMemoryError, UnknownSettingError
 from ort_dynamo.graph.build import BuiltGraph
 from ort_dynamo.options.groups import SessionSettings
+from ort_dynamo.options.session_attributes import attribute_names
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.binding import keep_order
@@ -229,8 +230,8 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         # A graph replays the launches on the device. The CPU's part would run once.
         settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings.use_deterministic_compute = options.deterministic
-    known = [name for name in dir(settings) if name[0] != "_" and not callable(getattr(settings, name))]
     for attribute, given in options.session_options:
+        known = attribute_names(settings)
         if attribute not in known:
             near = nearest(attribute, known)
             owner = f"SessionOptions of {target.package} {target.version}"

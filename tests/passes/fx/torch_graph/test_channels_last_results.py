@@ -55,11 +55,7 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize("name", RESULTS)
 def test_results_are_the_same_in_values_and_strides(name: str, mode: str) -> None:
-    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
-        found = RESULTS[name](conv(x, w))
-        return found if isinstance(found, tuple) else (found,)
-
-    _, modified = converted(function, IMAGES, WEIGHT, mode=mode)
+    _, modified = converted(lambda x, w: RESULTS[name](conv(x, w)), IMAGES, WEIGHT, mode=mode)
     assert modified
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.graph.dtypes import is_representable, onnx_dtype
-from ort_dynamo.graph.marks import FOR_KERNEL
+from ort_dynamo.graph.marks import FOR_KERNEL, HALF
 from ort_dynamo.lowering.builder import LoweringBuilder
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.symbols import Symbols
@@ -75,6 +75,11 @@ class LoweringContext:
         self._fakes = fakes
 
     # -- facts -------------------------------------------------------------------------------------------------
+
+    @property
+    def computes_gradient(self) -> bool:
+        """Check whether AOTAutograd traced the node in the backward."""
+        return "backward" in self.node.meta.get(HALF, "")
 
     def fake(self, value: ir.Value) -> torch.Tensor:
         """Return the fake tensor of a tensor argument."""

@@ -13,7 +13,7 @@ from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.recipes.sums.running_sum import running_sum
 from ort_dynamo.torch_internals.sizes.symbols import is_unbacked
 
-__all__ = ["entries_at", "from_start", "ordinals", "positions_along"]
+__all__ = ["entries_at", "from_either_end", "from_start", "ordinals", "positions_along", "size_to_check"]
 
 
 def positions_along(ctx: LoweringContext, axis: int, size: Size, rank: int) -> ir.Value:
@@ -49,18 +49,43 @@ def from_start(ctx: LoweringContext, index: ir.Value, size: Size | None = None) 
     index = ctx.cast(index, torch.int64)
     if not ctx.target.takes("BitwiseAnd", "", {"T": ir.DataType.INT64}):
         if ctx.target.fuses_kernels and isinstance(size, int):
-            return _stopped(ctx, index, size)
+            return _stopped(ctx, index, 0, size)
         return ctx.op.Where(ctx.op.Less(index, 0), _GREATEST_INT32, index)
     return ctx.op.BitwiseAnd(index, ~(1 << 62))
+
+
+def from_either_end(ctx: LoweringContext, index: ir.Value, size: Size | None) -> ir.Value:
+    """Give indices of which negative ones count from the end, as int64.
+
+    A fused kernel stops at an index below -size or not below `size`, as torch's kernel does. On a CPU, ONNX Runtime's
+    kernels stop there.
+
+    Args:
+        ctx: the node's.
+        index: int32 or int64, of any shape.
+        size: the size of the indexed axis, if torch's CUDA kernel stops at an index out of bounds.
+    """
+    number = ctx.cast(index, torch.int64)
+    if ctx.target.fuses_kernels and isinstance(size, int) and not ctx.target.stands_alone:
+        return _stopped(ctx, number, -size, size)
+    return number
+
+
+def size_to_check(ctx: LoweringContext, size: Size) -> Size | None:
+    """Return the size of the axis that an operator writes to; None in a backward.
+
+    There it is the gradient of a read, which has checked the same indices.
+    """
+    return None if ctx.computes_gradient else size
 
 
 _GREATEST_INT32 = (1 << 31) - 1
 
 
-def _stopped(ctx: LoweringContext, index: ir.Value, size: int) -> ir.Value:
+def _stopped(ctx: LoweringContext, index: ir.Value, least: int, size: int) -> ir.Value:
     """Return the int64 index; if out of range, a fused kernel stops, and a plain session gets a larger one."""
     op = ctx.op
-    wrong = op.Or(op.Less(index, 0), op.GreaterOrEqual(index, size))
+    wrong = op.Or(op.Less(index, least), op.GreaterOrEqual(index, size))
     found: ir.Value = op.Where(wrong, _GREATEST_INT32, index)
     node = found.producer()
     assert node is not None

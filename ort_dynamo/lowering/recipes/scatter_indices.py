@@ -11,7 +11,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
-from ort_dynamo.lowering.recipes.positions import from_start, positions_along
+from ort_dynamo.lowering.recipes.positions import from_start, positions_along, size_to_check
 from ort_dynamo.lowering.recipes.sums.add_rows import row_places
 from ort_dynamo.lowering.symbols import same_size
 
@@ -49,7 +49,8 @@ class ScatterIndices:
 def of_rows(ctx: LoweringContext, sizes: Sequence[Size], rows: ir.Value) -> ScatterIndices:
     """Give whole rows of a tensor of shape `sizes`: `rows` is 1-D; negative indices are out of bounds."""
     op = ctx.op
-    numbers = op.Max(op.Min(from_start(ctx, ctx.cast(rows, torch.int64)), _FAR), -_FAR)
+    index = from_start(ctx, rows, size_to_check(ctx, sizes[0]))
+    numbers = op.Max(op.Min(index, _FAR), -_FAR)
     return ScatterIndices(row_places(ctx, numbers, math.prod(sizes[1:])), None, ctx.shape(sizes), numbers)
 
 
@@ -62,7 +63,7 @@ def of_entries(
     """
     index, shape = ctx.cast(index, torch.int64), ctx.shape(sizes)
     if axis == len(sizes) - 1 or not ctx.target.has_defect("slow_scatter_along_leading_axes"):
-        return ScatterIndices(from_start(ctx, index), axis, shape)
+        return ScatterIndices(from_start(ctx, index, size_to_check(ctx, sizes[axis])), axis, shape)
     op = ctx.op
     place = op.Mul(index, ctx.scalar(math.prod(sizes[axis + 1 :]), torch.int64))
     for other, count in enumerate(counts):

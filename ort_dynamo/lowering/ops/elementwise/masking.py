@@ -10,7 +10,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
 from ort_dynamo.lowering.recipes.checks import any_of, has_elements, stop_if
-from ort_dynamo.lowering.recipes.positions import ordinals
+from ort_dynamo.lowering.recipes.positions import from_either_end, ordinals
 from ort_dynamo.lowering.recipes.sums.running_sum import running_sum
 from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import keep_in_eager, lowering
@@ -64,7 +64,7 @@ def masked_scatter(ctx: LoweringContext, self: ir.Value, mask: ir.Value, source:
     flat = op.Reshape(chosen, [-1])
     # Entries that are not set read any valid index; a source that may be empty gets one. Those that are set and find
     # no value read out of bounds.
-    places = op.Where(flat, ordinals(ctx, flat), 0)
+    places = from_either_end(ctx, op.Where(flat, ordinals(ctx, flat), 0), count)
     given = op.Reshape(source, [-1])
     if not has_elements(count):
         wanted = op.ReduceSum(ctx.cast(flat, torch.int64), keepdims=0)

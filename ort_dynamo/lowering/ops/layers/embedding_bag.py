@@ -103,7 +103,7 @@ def embedding_bag(
     offsets = _checked(ctx, offsets, ctx.sizes(indices)[0])
     every = _sort_entries(ctx, indices, offsets, bag_count, padding_idx)
     dtype = float_dtype(ctx.dtype(weight))
-    rows = ctx.cast(op.Gather(weight, from_start(ctx, every.rows), axis=0), dtype)
+    rows = ctx.cast(op.Gather(weight, from_start(ctx, every.rows, ctx.sizes(weight)[0]), axis=0), dtype)
     maxima = None
     if mode == _MAX:
         output, maxima = _maximum(ctx, every, rows, width)

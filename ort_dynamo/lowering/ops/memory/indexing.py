@@ -12,7 +12,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.memory.views import axis, size_is_zero
-from ort_dynamo.lowering.recipes.positions import entries_at, from_start, ordinals
+from ort_dynamo.lowering.recipes.positions import entries_at, from_either_end, from_start, ordinals, size_to_check
 from ort_dynamo.lowering.recipes.promotion import accumulator
 from ort_dynamo.lowering.recipes.sums.add_rows import add_rows
 from ort_dynamo.lowering.recipes.zeros import zeros
@@ -48,7 +48,8 @@ class _Selection:
 def _select(ctx: LoweringContext, self: ir.Value, indices: Sequence[ir.Value | None], checked: bool) -> _Selection:
     sizes = ctx.sizes(self)
     masked = any(index is not None and _is_mask(ctx, index) for index in indices)
-    given = {dim: index for dim, index in enumerate(_numbers(ctx, indices)) if index is not None}
+    limits = sizes if checked else ()
+    given = {dim: index for dim, index in enumerate(_numbers(ctx, indices, limits)) if index is not None}
     dims = list(given)
     block = [sizes[dim] for dim in dims]
     merged = math.prod(block)
@@ -70,12 +71,18 @@ def _is_mask(ctx: LoweringContext, index: ir.Value) -> bool:
     return ctx.dtype(index) in (torch.bool, torch.uint8)
 
 
-def _numbers(ctx: LoweringContext, indices: Sequence[ir.Value | None]) -> list[ir.Value | None]:
-    """Replace each mask in `indices` by the positions of its set entries, one tensor a dimension."""
+def _numbers(ctx: LoweringContext, indices: Sequence[ir.Value | None], limits: Sequence[Size]) -> list[ir.Value | None]:
+    """Replace each mask in `indices` by the positions of its set entries, one tensor a dimension.
+
+    With the sizes of the dimensions in `limits`, other indices are checked where a kernel can.
+    """
     result: list[ir.Value | None] = []
     for index in indices:
-        if index is None or not _is_mask(ctx, index):
-            result.append(index)
+        if index is None:
+            result.append(None)
+        elif not _is_mask(ctx, index):
+            size = size_to_check(ctx, limits[len(result)]) if limits else None
+            result.append(ctx.stand_in(from_either_end(ctx, index, size), index))
         elif ctx.rank(index) == 0:
             raise ctx.refuse("indexing by a mask without dimensions")
         else:
@@ -212,7 +219,8 @@ def _masked_put(
         other = op.Where(op.Equal(count, ctx.scalar(sizes[place], torch.int64)), 0, sys.maxsize)
         if not isinstance(sizes[place], int):  # perhaps there is none: then "any" is one more
             values = op.Concat(values, zeros(ctx, values, [*sizes[:place], 1, *sizes[place + 1 :]]), axis=place)
-        values = op.Gather(values, op.Where(flat, ordinals(ctx, flat), other), axis=place)
+        places = from_either_end(ctx, op.Where(flat, ordinals(ctx, flat), other), sizes[place])
+        values = op.Gather(values, places, axis=place)
         values = ctx.reshape(values, [*sizes[:place], *ctx.sizes(mask), *sizes[place + 1 :]])
     elif place >= 0:
         values = ctx.reshape(values, [*sizes[:place], *[1] * covered, *sizes[place + 1 :]])
@@ -240,10 +248,11 @@ def index_select(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value
 @lowering(aten.take.default)
 def take(ctx: LoweringContext, self: ir.Value, index: ir.Value) -> ir.Value:
     """take(Tensor self, Tensor index) -> Tensor"""
-    flat = ctx.op.Reshape(self, [-1])
-    if any(map(size_is_zero, ctx.sizes(index))):
+    flat, sizes = ctx.op.Reshape(self, [-1]), ctx.sizes(index)
+    index = from_either_end(ctx, index, math.prod(ctx.sizes(self)))
+    if any(map(size_is_zero, sizes)):
         return ctx.op.Gather(flat, index, axis=0)
-    return entries_at(ctx, flat, [], index, ctx.sizes(index))
+    return entries_at(ctx, flat, [], index, sizes)
 
 
 @lowering(aten.put.default)
@@ -251,6 +260,7 @@ def put(ctx: LoweringContext, self: ir.Value, index: ir.Value, source: ir.Value,
     """put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"""
     op = ctx.op
     dtype = accumulator(ctx.out.dtype) if accumulate else ctx.out.dtype
+    index = from_either_end(ctx, index, size_to_check(ctx, math.prod(ctx.sizes(self))))
     parts = (op.Reshape(value, [-1]) for value in (ctx.cast(self, dtype), index, ctx.cast(source, dtype)))
     result = op.ScatterElements(*parts, axis=0, **({"reduction": "add"} if accumulate else {}))
     return ctx.reshape(ctx.cast(result, ctx.out.dtype), ctx.sizes(self))

@@ -14,7 +14,7 @@ from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.memory.creation import filled
 from ort_dynamo.lowering.ops.memory.views import axis, size_is_zero
 from ort_dynamo.lowering.recipes.branches import either
-from ort_dynamo.lowering.recipes.positions import from_start
+from ort_dynamo.lowering.recipes.positions import from_either_end, from_start, size_to_check
 from ort_dynamo.lowering.recipes.promotion import accumulator
 from ort_dynamo.lowering.recipes.scatter_indices import ScatterIndices, of_entries, of_rows, slice_numbers
 from ort_dynamo.lowering.recipes.zeros import zeros
@@ -249,13 +249,14 @@ def index_reduce(
 @lowering(aten.index_copy.default)
 def index_copy(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, source: ir.Value) -> ir.Value:
     """index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"""
-    return _replace(ctx, self, dim, from_start(ctx, index), _at_least_1d(ctx, source), _sizes_1d(ctx, source))
+    size = size_to_check(ctx, _sizes_1d(ctx, self)[axis(dim, ctx.rank(self))])
+    return _replace(ctx, self, dim, from_start(ctx, index, size), _at_least_1d(ctx, source), _sizes_1d(ctx, source))
 
 
 def _index_fill(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, value: ir.Value | Number) -> ir.Value:
     """index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
     op, sizes, place = ctx.op, _sizes_1d(ctx, self), axis(dim, ctx.rank(self))
-    count, number = ctx.fake(index).numel(), ctx.cast(index, torch.int64)
+    count, number = ctx.fake(index).numel(), from_either_end(ctx, index, size_to_check(ctx, sizes[place]))
     # The only operator here whose negative indices count from the end.
     index = op.Where(op.Less(number, 0), op.Add(number, ctx.scalar(sizes[place], torch.int64)), number)
     index = from_start(ctx, index)

@@ -11,7 +11,7 @@ from itertools import accumulate
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.graph.marks import SECTION
+from ort_dynamo.graph.marks import CHOSEN, SECTION
 from ort_dynamo.passes.fx.analysis.saved_tensors import allocations
 from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
@@ -26,8 +26,9 @@ class CutIntoSections(PassBase):
     A session holds its inputs until it returns. With one session, all saved tensors are alive when the last gradient is
     computed; eager has freed them by then. Each section has its own sessions, and its end frees the saved tensors that
     no later section reads. The peak falls by almost the smaller of saved tensors and gradients. Sections free about the
-    same number of bytes each. They end where the fewest bytes pass to the next section, which is between layers; so
-    equal layers share a session.
+    same number of bytes each. They end where a session ends anyway, since torch runs the next node by choice. If there
+    is no such place, they end where the fewest bytes pass to the next section, which is between layers; so equal layers
+    share a session.
 
     A view, or a node that reads only inputs of the graph, such as a cast of a saved tensor, goes to the section of its
     first reader.
@@ -48,7 +49,7 @@ class CutIntoSections(PassBase):
         nodes = [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "output")]
         place = _places(nodes)
         freed, handed_on = _sweep(graph_module, place, self.freed)
-        ends = _ends(freed, handed_on, self.least, self.most)
+        ends = _ends(freed, handed_on, _cut_sessions(place), self.least, self.most)
         sections = {node: bisect_left(ends, place[node]) for node in nodes} if ends else {}
         modified = any(node.meta.get(SECTION) != section for node, section in sections.items())
         for node, section in sections.items():
@@ -98,8 +99,33 @@ def _sweep(gm: GraphModule, place: Mapping[Node, int], freed: Collection[str]) -
     return ended, list(accumulate(handed_on))
 
 
-def _ends(freed: Sequence[int], handed_on: Sequence[int], least: int, most: int) -> list[int]:
-    """Return where all sections but the last end: each frees one to two shares and passes on few bytes.
+def _cut_sessions(place: Mapping[Node, int]) -> list[int]:
+    """Count for each index the sessions that an end before it would cut in two.
+
+    A session has the nodes from which equally many nodes that torch runs by choice lie before them, on any path
+    (segment/levels.py).
+    """
+    rounds: dict[Node, int] = {}
+    spans: dict[int, tuple[int, int]] = {}
+    for node in place:
+        is_chosen = CHOSEN in node.meta
+        arguments = [argument for argument in node.all_input_nodes if argument in rounds]
+        opened = (rounds[argument] + (is_chosen and CHOSEN not in argument.meta) for argument in arguments)
+        rounds[node] = number = max(opened, default=0)
+        if not is_chosen and not is_remakable_view(node):
+            first, last = spans.get(number, (place[node], place[node]))
+            spans[number] = min(first, place[node]), max(last, place[node])
+    changes = [0] * (len(place) + 1)
+    for first, last in spans.values():
+        changes[first + 1] += 1
+        changes[last + 1] -= 1
+    return list(accumulate(changes))
+
+
+def _ends(
+    freed: Sequence[int], handed_on: Sequence[int], cut_sessions: Sequence[int], least: int, most: int
+) -> list[int]:
+    """Return where all sections but the last end: each frees one to two shares, cuts few sessions, passes on few bytes.
 
     Of equal layers that free no more than a share each, one ends among these indices.
     """
@@ -112,6 +138,8 @@ def _ends(freed: Sequence[int], handed_on: Sequence[int], least: int, most: int)
         end = bisect_right(until, min(widest, until[-1] - least))
         if first >= end:
             break
-        begin = min(range(first, end), key=lambda place: (handed_on[place - 1], until[place], -place))
+        begin = min(
+            range(first, end), key=lambda place: (cut_sessions[place], handed_on[place - 1], until[place], -place)
+        )
         ends.append(begin - 1)
     return ends

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
-from ort_dynamo.graph.marks import SECTION
+from ort_dynamo.graph.marks import CHOSEN, SECTION
 from ort_dynamo.passes.fx.analysis.memory import peaks
 from ort_dynamo.passes.fx.recompute.cut_into_sections import CutIntoSections
 from ort_dynamo.segment.segment import Segmented, segment
@@ -194,6 +194,36 @@ def test_each_section_is_an_island_and_the_results_are_the_same() -> None:
         [n.target for n in island.graph.nodes if n.op != "output"] for island in segmented.islands.values()
     ]
     assert all(len(other) == len(first) for other in others)
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_sections_end_where_torch_runs_the_next_node(by_torch: bool) -> None:
+    def function(tangents: Tensor, weight: Tensor, *saved: Tensor) -> list[Tensor]:
+        gradients = []
+        for x in saved:
+            product = tangents @ weight
+            gradients.append(x.t() @ product)
+            sine = product.sin()
+            tangents = torch.atan2(sine, product.cos()) + sine  # two tensors pass the atan2, one the end of a layer
+        return [*gradients, tangents]
+
+    tangents, *saved = given(9)
+    gm, freed = backward(function, tangents, torch.eye(WIDTH), *saved, freed=8)
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.atan2.default):
+        node.meta |= {CHOSEN: "the test says so"} if by_torch else {}
+    expected = gm(tangents, torch.eye(WIDTH), *saved)
+    alone = len(islands(gm).islands)
+    CutIntoSections(freed, least=2 * SAVED, most=100)(gm)
+    segmented = islands(gm)
+    torch.testing.assert_close(segmented.gm(tangents, torch.eye(WIDTH), *saved), expected, rtol=0, atol=0)
+    first, last = "mm mm sin cos", "atan2 add"
+    if by_torch:
+        middle = f"add {first} {last} {first} atan2"
+        assert sections(gm) == [f"{first} {last} {first} atan2", middle, middle, f"{middle} add"]
+        assert alone == len(segmented.islands) == 9
+    else:
+        assert not any(section.endswith("atan2") for section in sections(gm))
+        assert (alone, len(segmented.islands)) == (1, 4)
 
 
 def test_an_end_hands_on_no_more_than_it_has_to() -> None:

@@ -24,7 +24,11 @@ from ort_dynamo.targets.fused_op import Size
 __all__ = ["find_groups"]
 
 MOST_INPUTS, MOST_OUTPUTS, MOST_NODES = 12, 6, 64
-"""Limits of a kernel: more do not fit a thread's registers."""
+"""Limits of a kernel: more do not fit a thread's registers. Narrow inputs have a limit of their own."""
+
+_MOST_NARROW = 12
+_NARROW = 16
+"""Ratio of the elements of a kernel's largest tensor to a narrow input's, such as a value for each row or column."""
 
 _MOST_SIBLINGS = 16
 """Maximum number of readers of a tensor for which each pair is tried."""
@@ -292,13 +296,25 @@ class _Search:
         return int(count.factor * 1000 ** len(count.symbols) * value.dtype.itemsize) * (1 if is_there else 2)
 
     def _is_kernel(self, group: Group) -> bool:
-        if not _is_within_limits(group):
+        if not self._is_within_limits(group):
             return False
         try:
             kernel_of(group, self._sizes, in_parts=self._in_parts)
         except CannotFuseError:
             return False
         return True
+
+    def _is_within_limits(self, group: Group) -> bool:
+        inputs, outputs = (list(map(self._count, values)) for values in (group.inputs, group.outputs))
+        symbols, factor = max(inputs + outputs, default=(0, 0))
+        narrow = sum(one[0] < symbols or one[1] * _NARROW <= factor for one in inputs)
+        few = narrow <= _MOST_NARROW and len(inputs) - narrow <= MOST_INPUTS
+        return few and len(outputs) <= MOST_OUTPUTS and len(group.nodes) <= MOST_NODES
+
+    def _count(self, value: ir.Value) -> tuple[int, int]:
+        """Give how many symbols are in the number of a value's elements, and its constant factor."""
+        count = product(self._sizes.find(value) or ())  # no kernel reads a value of unknown shape
+        return len(count.symbols), count.factor
 
     def _in_order(self, nodes: Iterable[ir.Node]) -> list[ir.Node]:
         return sorted(nodes, key=self._position.__getitem__)
@@ -353,7 +369,3 @@ def _joined(first: _Cluster, second: _Cluster) -> tuple[Size, tuple[Size, ...]] 
     if wide.columns and other.points is not None and other.points * product(wide.columns) == wide.points:
         return wide.points, wide.columns
     return None
-
-
-def _is_within_limits(group: Group) -> bool:
-    return len(group.inputs) <= MOST_INPUTS and len(group.outputs) <= MOST_OUTPUTS and len(group.nodes) <= MOST_NODES

@@ -60,6 +60,7 @@ from ort_dynamo.passes.fx.torch_graph.place_slower_operators import PlaceSlowerO
 from ort_dynamo.passes.fx.torch_graph.place_whole_kernels import PlaceWholeKernels
 from ort_dynamo.passes.fx.torch_graph.reinplace import Reinplace
 from ort_dynamo.passes.fx.torch_graph.reshape_views import ReshapeViews
+from ort_dynamo.passes.fx.write_before_hooks import WriteBeforeHooks
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.compute_in_half import ComputeInHalf
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
@@ -269,7 +270,12 @@ def outer_passes(seen: slice) -> tuple[PassBase, ...]:
 
 @_checked(OWNED)
 def running_passes(
-    seen: slice, views: frozenset[int], *, returned: slice, strides: Mapping[int, tuple[int, ...]]
+    seen: slice,
+    views: frozenset[int],
+    *,
+    returned: slice,
+    strides: Mapping[int, tuple[int, ...]],
+    written: Mapping[int, int],
 ) -> tuple[PassBase, ...]:
     """Give the passes on an outer graph that is to be run and no longer described: it may write over its tensors.
 
@@ -278,8 +284,16 @@ def running_passes(
         views: the indices of outputs that are views to eager, too.
         returned: which of its outputs go to the program or to autograd.
         strides: index of an output -> its strides in eager, where they are known and the graph may give others.
+        written: index of an output -> index of the input without gradient that it is written to.
     """
-    return (GiveStrides(returned, strides), ReturnNoViews(seen, views), ReshapeViews(), CallForeach(), Reinplace())
+    return (
+        GiveStrides(returned, strides),
+        ReturnNoViews(seen, views),
+        ReshapeViews(),
+        CallForeach(),
+        Reinplace(),
+        *([WriteBeforeHooks(written, slice(seen.stop, None))] if written else []),
+    )
 
 
 @_checked(until=FINISHED)

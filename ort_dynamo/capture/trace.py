@@ -16,6 +16,7 @@ from ort_dynamo.capture.input_writes import keeps_input_writes
 from ort_dynamo.capture.random_numbers import in_full_precision
 from ort_dynamo.capture.recurrent_layers import recurrent_layers
 from ort_dynamo.capture.whole_resizes import whole_resizes
+from ort_dynamo.graph.marks import WRITTEN_BACK
 from ort_dynamo.program.progress import stage
 from ort_dynamo.torch_internals.aot import backward_at_once, metadata
 from ort_dynamo.torch_internals.aot_cache import serializable, tagged
@@ -64,6 +65,7 @@ def trace(
 
     def compile_forward(half: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         _hide_mutations()
+        half.meta[WRITTEN_BACK] = _written_back(half)
         return forward(half, _seen())
 
     def compile_backward(half: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -109,6 +111,19 @@ def _seen() -> slice:
     if known is None:
         return slice(None)
     return slice(known.num_mutated_inp_runtime_indices, known.num_forward_returns)
+
+
+def _written_back(forward: GraphModule) -> dict[int, int]:
+    """Find the outputs that AOTAutograd writes to inputs without gradient: index of the output -> that of the input."""
+    known, inputs = metadata(), forward.graph.find_nodes(op="placeholder")
+    if known is None or len(inputs) != len(known.input_info):  # parts of tensor subclasses, or tokens
+        return {}
+    pairs = enumerate(known.mutated_inp_runtime_indices)
+    return {index: place for index, place in pairs if _is_plain_write(known.input_info[place])}
+
+
+def _is_plain_write(info: Any) -> bool:
+    return bool(info.mutates_data and not info.mutates_metadata and not info.requires_grad)
 
 
 def _hide_mutations() -> None:

@@ -23,7 +23,7 @@ from ort_dynamo.compilation.cut import mark_inference, partition
 from ort_dynamo.compilation.events import BoxedRun, GraphCompilation, Listener, open_islands
 from ort_dynamo.errors import SessionError
 from ort_dynamo.graph.build import BuildSpec, PassRecord
-from ort_dynamo.graph.marks import RETURNED_STRIDES, RETURNED_VIEWS
+from ort_dynamo.graph.marks import RETURNED_STRIDES, RETURNED_VIEWS, WRITTEN_BACK
 from ort_dynamo.graph.node_origins import find_origins, mark_nodes
 from ort_dynamo.graph.serialized_graph import spelled
 from ort_dynamo.lowering.registry import outside_lowerings
@@ -128,9 +128,10 @@ class Compilation:
         graph.passes += self.passes(outer_passes(seen), outer)
         self.listeners.opened(graph)
         # 9. The outer graph, as the function that runs.
-        views, strides = gm.meta.get(RETURNED_VIEWS, frozenset()), gm.meta.get(RETURNED_STRIDES, {})
+        views, written = gm.meta.get(RETURNED_VIEWS, frozenset()), gm.meta.get(WRITTEN_BACK, {})
         returned = slice(None) if role == "backward" else seen
-        self.passes(running_passes(seen, views, returned=returned, strides=strides), outer)
+        strides = gm.meta.get(RETURNED_STRIDES, {})
+        self.passes(running_passes(seen, views, returned=returned, strides=strides, written=written), outer)
         graph.whole, graph.origins = spelled(gm), find_origins(gm, outer, segmented.islands, role)
         run = boxed(outer, self.label, self.options.dump, InTorch(graph.whole), graph.origins)
         return self.listeners.finished(graph, run)

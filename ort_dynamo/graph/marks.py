@@ -32,6 +32,7 @@ __all__ = [
     "STOPS",
     "WHOLE_NODE",
     "WIDE_STATISTICS",
+    "WRITTEN_BACK",
     "WRITTEN_FOR",
     "ZERO_DIVISOR",
     "fx_node_name",
@@ -97,6 +98,9 @@ RETURNED_STRIDES = "ort_dynamo.returned_strides"
 
 RETURNED_VIEWS = "ort_dynamo.returned_views"
 """On an inference or forward graph: the indices of its outputs that are views to eager, too."""
+
+WRITTEN_BACK = "ort_dynamo.written_back"
+"""On a forward graph: index of an output -> index of the input without gradient that AOTAutograd writes it to."""
 
 WRITTEN_FOR = "ort_dynamo.written_for"
 """The program, compile, graph and island that a saved model's names are of; another island may share the model."""

@@ -39,7 +39,7 @@ PIPELINES: dict[str, tuple[Callable[[], Sequence[Any]], frozenset[Condition]]] =
     "cut": (pipelines.cut_passes, pipelines.MARKED),
     "forward": (pipelines.forward_passes, pipelines.CUT),
     "running": (
-        lambda: pipelines.running_passes(slice(1), frozenset(), returned=slice(1), strides={}),
+        lambda: pipelines.running_passes(slice(1), frozenset(), returned=slice(1), strides={}, written={0: 0}),
         pipelines.OWNED,
     ),
     "onnx on the CPU": (lambda: pipelines.onnx_passes(PassOptions(), CPU), AT_FIRST),

@@ -287,6 +287,46 @@ def by_set_of_an_attribute(compile_: Compile) -> Any:
     return y, model.cache
 
 
+class Counter(torch.nn.Module):
+    """A layer whose buffers change with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.norm(self.linear(x)).tanh()
+
+
+@program("mutation")
+def of_buffers_in_a_checkpointed_block(compile_: Compile) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    seen = []
+    for reentrant in (False, True):
+        torch.manual_seed(0)
+        block, x = Counter(), torch.randn(5, 4, requires_grad=True)
+        checkpoint(compile_(block), x, use_reentrant=reentrant).square().sum().backward()
+        seen += [x.grad, *block.buffers(), *(one.grad for one in block.parameters())]
+    return seen
+
+
+@program("mutation")
+def of_buffers_although_a_hook_of_saved_tensors_raises(compile_: Compile) -> Any:
+    def refuse(tensor: torch.Tensor) -> torch.Tensor:
+        raise KeyError("the hook")
+
+    torch.manual_seed(0)
+    block, x = Counter(), torch.randn(5, 4, requires_grad=True)
+    run = compile_(block)
+    run(x)
+    with pytest.raises(KeyError, match="the hook"), torch.autograd.graph.saved_tensors_hooks(refuse, lambda one: one):
+        run(x)
+    return block.calls  # eager stops before the norm's buffers
+
+
 @kinds("mutation")
 def test_mutation(one: Program) -> None:
     same_as_eager(one)

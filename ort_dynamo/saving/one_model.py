@@ -6,7 +6,11 @@ docs/how_to/see_the_graphs.md describes the model, for those who read it.
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +34,8 @@ def join_models(path: Path, stage: str, *, backward: bool = True) -> ir.Model:
 
     Its inputs are those of the forward and the gradients of the forward's results; its outputs are the updated buffers,
     the results, and the gradients. torch's calls between sessions become ONNX nodes if they are views, copies or
-    arithmetic on sizes, and otherwise an `ATen` node, for which no InferenceSession has a kernel.
+    arithmetic on sizes, but for `as_strided` and views as another type. Otherwise they become an `ATen` node, for which
+    no InferenceSession has a kernel.
 
     Args:
         path: the JSON file of the compile; its models are beside it.
@@ -63,6 +68,7 @@ class _Join:
         self._functions: list[ir.Function] = []
         self._values: dict[str, ir.Value] = {}
         self._returned: dict[str, ir.Value] = {}
+        self.pieces: dict[str, Sequence[_Piece]] = {}
         self._names = UniqueNames()
         self._node_names = UniqueNames()
 
@@ -79,7 +85,7 @@ class _Join:
             elif "call" in step:
                 self._values[step["value"]] = self._call(step)
             elif "dtype" in step:  # otherwise the graph of a higher-order operator, which torch runs
-                self._values[step["value"]] = self._constant(self._content(step), step["value"])
+                self._values[step["value"]] = self.constant(self._content(step), step["value"])
         for one in graph["outputs"][: graph["returned"]]:
             if one is not None:
                 self._returned.setdefault(one["value"], self._values[one["value"]])
@@ -105,7 +111,7 @@ class _Join:
     def sizes(self, arguments: Sequence[Any], called: str) -> ir.Value:
         """Return a vector of sizes, given as integers and values."""
         if all(isinstance(one, int) for one in arguments):
-            return self._constant(np.asarray(arguments, np.int64), f"{called}/sizes")
+            return self.constant(np.asarray(arguments, np.int64), f"{called}/sizes")
         parts = [self.size(one, called) for one in arguments]
         return self.node("Concat", parts, f"{called}/sizes", {"axis": 0})
 
@@ -113,8 +119,8 @@ class _Join:
         """One size as a vector of one element."""
         value = self.value(argument)
         if value is None:
-            return self._constant(np.asarray([argument], np.int64), f"{called}/size")
-        return self.node("Reshape", [value, self._constant(np.asarray([1], np.int64), "one")], f"{called}/size")
+            return self.constant(np.asarray([argument], np.int64), f"{called}/size")
+        return self.node("Reshape", [value, self.constant(np.asarray([1], np.int64), "one")], f"{called}/size")
 
     def node(
         self, op_type: str, inputs: Sequence[ir.Value], called: str, attributes: Mapping[str, Any] = {}, **typed: Any
@@ -132,7 +138,8 @@ class _Join:
         shape = None if value.shape is None else ir.Shape([value.shape[axis] for axis in order])
         return self.node("Transpose", [value], called, {"perm": list(order)}, type=value.type, shape=shape)
 
-    def _constant(self, content: np.ndarray[Any, Any] | ir.TensorProtocol, called: str) -> ir.Value:
+    def constant(self, content: np.ndarray[Any, Any] | ir.TensorProtocol, called: str) -> ir.Value:
+        """Add a constant."""
         tensor = ir.tensor(content)
         type_, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.numpy().shape)
         value = ir.Value(name=self._names.fresh(called), const_value=tensor, type=type_, shape=shape)
@@ -150,8 +157,9 @@ class _Join:
     def _call(self, step: Mapping[str, Any]) -> ir.Value:
         typed = _typed(step) if "dtype" in step else {}
         spelled = _ONNX.get(step["call"])
-        if spelled is not None:
-            return spelled(self, step["args"], step["value"], typed)
+        found = None if spelled is None else spelled(self, step["args"], step["value"], typed)
+        if found is not None:
+            return found
         read = list(dict.fromkeys(_names_in([step["args"], step["kwargs"]])))
         operator, _, overload = str(step["call"]).removeprefix("aten.").rpartition(".")
         attributes = {
@@ -200,7 +208,7 @@ class _Join:
     def _entering(self, one: Mapping[str, Any]) -> ir.Value:
         """Give the value that an island's input reads: a value, permuted if its session sees it so, or a constant."""
         if "value" not in one:
-            return self._constant(np.asarray(one["given"], one["dtype"]), f"{one['name']}/given")
+            return self.constant(np.asarray(one["given"], one["dtype"]), f"{one['name']}/given")
         value = self._values[one["value"]]
         return self.transposed(value, one["order"], f"{value.name}/ordered") if "order" in one else value
 
@@ -224,7 +232,8 @@ def _names_in(argument: Any) -> Iterator[str]:
             yield from _names_in(one)
 
 
-_Spelled = Callable[[_Join, list[Any], str, dict[str, Any]], ir.Value]
+_Spelled = Callable[[_Join, list[Any], str, dict[str, Any]], ir.Value | None]
+_Piece = Callable[[str, dict[str, Any]], ir.Value]
 
 
 def _source(join: _Join, args: Sequence[Any]) -> ir.Value:
@@ -250,12 +259,15 @@ def _unsqueezed(join: _Join, args: list[Any], called: str, typed: dict[str, Any]
     return join.node("Unsqueeze", [_source(join, args), join.sizes([args[1]], called)], called, **typed)
 
 
-def _squeezed(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
-    return join.node("Reshape", [_source(join, args), join.sizes(_known(typed), called)], called, **typed)
-
-
-def _known(typed: Mapping[str, Any]) -> list[int]:
-    return [size if isinstance(size, int) else -1 for size in typed["shape"]]
+def _squeezed(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value | None:
+    source = _source(join, args)
+    if source.shape is None:
+        return None
+    rank = len(source.shape)
+    given = args[1] if args[1:] else list(range(rank))
+    axes = {axis % rank for axis in (given if isinstance(given, list) else [given])} if rank else set()
+    ones = [axis for axis in sorted(axes) if source.shape[axis] == 1]
+    return join.node("Squeeze", [source, join.sizes(ones, called)] if ones else [source], called, **typed)
 
 
 def _swapped(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
@@ -270,6 +282,73 @@ def _swapped(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -
 
 def _permuted(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
     return join.transposed(_source(join, args), [axis % len(args[1]) for axis in args[1]], called)
+
+
+def _sliced(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+    given: list[Any] = [*args[1:], *(0, None, None, 1)[len(args) - 1 :]]
+    axis, start, end, step = given
+    return _slice(join, _source(join, args), axis, (0 if start is None else start, end, step), called, typed)
+
+
+def _slice(
+    join: _Join, source: ir.Value, axis: int, bounds: tuple[Any, Any, Any], called: str, typed: dict[str, Any]
+) -> ir.Value:
+    start, end, step = bounds
+    ends = sys.maxsize if end is None else end
+    parts = (start, ends, axis, step)
+    return join.node("Slice", [source, *(join.size(one, called) for one in parts)], called, **typed)
+
+
+def _selected(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+    return _entry(join, _source(join, args), args[1], args[2], called, typed)
+
+
+def _entry(join: _Join, source: ir.Value, axis: int, index: Any, called: str, typed: dict[str, Any]) -> ir.Value:
+    place = join.value(index) or join.constant(np.asarray(index, np.int64), f"{called}/index")
+    return join.node("Gather", [source, place], called, {"axis": axis}, **typed)
+
+
+def _unbound(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value | None:
+    source, axis = _source(join, args), args[1] if args[1:] else 0
+    count = None if source.shape is None else source.shape[axis]
+    if not isinstance(count, int):
+        return None
+    join.pieces[called] = [partial(_entry, join, source, axis, index) for index in range(count)]
+    return source
+
+
+def _split(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value | None:
+    source, axis = _source(join, args), args[2] if args[2:] else 0
+    count = None if source.shape is None else source.shape[axis]
+    sizes = args[1]
+    if isinstance(sizes, int) and isinstance(count, int):
+        sizes = [sizes] * -(-count // max(sizes, 1))
+    if not (isinstance(sizes, list) and all(isinstance(one, int) for one in sizes)):
+        return None
+    ends = list(accumulate(sizes))
+    bounds = [(end - size, end, 1) for end, size in zip(ends, sizes, strict=True)]
+    join.pieces[called] = [partial(_slice, join, source, axis, one) for one in bounds]
+    return source
+
+
+def _piece(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value | None:
+    pieces = join.pieces.get(args[0].get("value", "")) if isinstance(args[0], dict) else None
+    return None if pieces is None else pieces[args[1]](called, typed)
+
+
+def _gathered(view: Callable[..., torch.Tensor]) -> _Spelled:
+    """Spell a view of a tensor of known sizes as a lookup of its elements."""
+
+    def spelled(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value | None:
+        source = _source(join, args)
+        if source.shape is None or not source.shape.is_static():
+            return None
+        sizes = source.shape.numpy()
+        places = view(torch.arange(math.prod(sizes)).view(sizes), *args[1:]).numpy()
+        flat = join.node("Reshape", [source, join.sizes([-1], called)], f"{called}/flat")
+        return join.node("Gather", [flat, join.constant(places, f"{called}/places")], called, **typed)
+
+    return spelled
 
 
 def _size(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
@@ -290,18 +369,28 @@ def _arithmetic(op_type: str) -> _Spelled:
 _ONNX: Mapping[str, _Spelled] = {
     "_operator.add": _arithmetic("Add"),
     "_operator.floordiv": _arithmetic("Div"),
+    "_operator.getitem": _piece,
     "_operator.mul": _arithmetic("Mul"),
     "_operator.sub": _arithmetic("Sub"),
     "aten._reshape_alias.default": _reshaped,
     "aten._unsafe_view.default": _reshaped,
     "aten.alias.default": _same,
     "aten.detach.default": _same,
+    "aten.diagonal.default": _gathered(torch.diagonal),
     "aten.expand.default": _expanded,
     "aten.permute.default": _permuted,
+    "aten.select.int": _selected,
+    "aten.slice.Tensor": _sliced,
+    "aten.split.Tensor": _split,
+    "aten.split_with_sizes.default": _split,
+    "aten.squeeze.default": _squeezed,
     "aten.squeeze.dim": _squeezed,
+    "aten.squeeze.dims": _squeezed,
     "aten.sym_size.int": _size,
     "aten.t.default": _swapped,
     "aten.transpose.int": _swapped,
+    "aten.unbind.int": _unbound,
+    "aten.unfold.default": _gathered(torch.Tensor.unfold),
     "aten.unsqueeze.default": _unsqueezed,
     "aten.view.default": _reshaped,
     "ort_dynamo.passes.fx.copy_small_results.owned": _same,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,42 @@ def test_one_model_computes_results_updates_and_gradients(stage: str, dynamic: b
 def _only(feeds: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     assert wanted.keys() <= feeds.keys(), wanted.keys() - feeds.keys()
     return {name: feeds[name] for name in wanted}
+
+
+VIEWS: dict[str, Callable[[Tensor], Any]] = {
+    "slices": lambda h: (h[1:6:2], h[:, -2:], h[-3:-1], h[:, 1]),
+    "select": lambda h: (h[1], h[-1, 2:], h[0, 0]),
+    "unbind": lambda h: h.t().unbind(),
+    "chunk": lambda h: h.chunk(3, 1),
+    "split": lambda h: h.split([1, 3], 1),
+    "squeeze": lambda h: (h[:, :1].squeeze(), h.view(1, -1, 1, 4).squeeze((0, 2)), h[:, :1].squeeze(0).squeeze(-1)),
+    "diagonal": lambda h: (h[:4].diagonal(), h[:4].diagonal(1)),
+    "unfold": lambda h: (h[:7].unfold(0, 3, 2),),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_between_sessions_become_onnx_nodes(name: str, dynamic: bool, tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            return VIEWS[name](self.fc(x))
+
+    x, model = torch.randn(8, 6), Model()
+    path, outputs = compile_and_save(model, tmp_path, x, dynamic=dynamic)
+    joined = ir.to_proto(join_models(path, "rewritten", backward=False))
+    onnx.checker.check_model(joined, full_check=True)
+    session = onnxruntime.InferenceSession(joined.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {"x": x.numpy(), **{name: one.detach().numpy() for name, one in model.named_parameters()}}
+    wanted = {one.name: one for one in session.get_inputs()}
+    feeds |= {name: np.asarray(x.shape[int(name[-1])]) for name in wanted if ".size." in name}
+    found = dict(zip([one.name for one in session.get_outputs()], session.run(None, _only(feeds, wanted)), strict=True))
+    for index, output in enumerate(outputs):
+        np.testing.assert_allclose(found[f"output_{index}"], output.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_the_forward_alone_has_no_saved_tensors(tmp_path: Path) -> None:

@@ -202,8 +202,9 @@ class SessionOptions:
         level = attributes.pop("graph_optimization_level", None)
         if level is not None:
             if level not in _LEVELS:
-                expected = "a graph_optimization_level of " + ", ".join(map(str, _LEVELS))
-                raise InvalidOptionError(name="session_options", value=given, expected=expected)
+                expected = "one of " + ", ".join(map(str, _LEVELS))
+                name = "session_options['graph_optimization_level']"
+                raise InvalidOptionError(name=name, value=level, expected=expected)
             object.__setattr__(self, "graph_optimization", _LEVELS[int(level)])
         if count := attributes.pop("intra_op_num_threads", None):
             is_count("session_options['intra_op_num_threads']", count)

@@ -27,7 +27,7 @@ class SaveOnnxOptions:
         self.path: str = environment.save_path(path)
         if not save:
             return
-        if not os.access(self.path, os.W_OK):
+        if not (os.path.isdir(self.path) and os.access(self.path, os.W_OK)):
             raise OSError(
                 f"Directory {self.path} is not writable. Please set the ORTMODULE_SAVE_ONNX_PATH environment variable "
                 "to a writable path."

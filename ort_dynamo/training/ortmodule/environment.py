@@ -29,7 +29,6 @@ __all__ = [
     "_SkipCheck",
     "json_path",
     "log_level",
-    "parse_flags",
     "read_settings",
     "save_path",
 ]
@@ -222,14 +221,9 @@ def json_path(given: str | None) -> str | None:
     return os.environ.get("ORTMODULE_JSON_CONFIG_PATH", given)
 
 
-def parse_flags(names: list[str], kind: type[_Flag]) -> _Flag:
-    """Join members of a flag by their names; raises KeyError with the name that it has not."""
-    return reduce(or_, (kind[name] for name in names))
-
-
 def _flags(name: str, kind: type[_Flag]) -> _Flag:
     try:
-        return parse_flags([one.strip() for one in os.environ[name].split("|")], kind)
+        return reduce(or_, (kind[one.strip()] for one in os.environ[name].split("|")))
     except KeyError as error:
         expected = f"names joined by '|' of {', '.join(kind.__members__)}"
         raise _invalid(name, expected + nearest(str(error.args[0]), kind.__members__)) from None

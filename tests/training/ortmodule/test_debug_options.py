@@ -48,6 +48,8 @@ def test_errors_have_ortmodules_words(monkeypatch: pytest.MonkeyPatch) -> None:
         DebugOptions(log_level="INFO")  # type: ignore[arg-type]
     with pytest.raises(OSError, match=r"^Directory /non/existent is not writable\."):
         DebugOptions(save_onnx=True, onnx_prefix="a", save_path="/non/existent")
+    with pytest.raises(OSError, match="is not writable"):
+        DebugOptions(save_onnx=True, onnx_prefix="a", save_path=__file__)
     monkeypatch.setenv("ORTMODULE_SAVE_ONNX_PATH", "/non/existent/directory")
     with pytest.raises(OSError, match=r"^Directory /non/existent/directory is not writable\."):
         DebugOptions(save_onnx=True, onnx_prefix="a")

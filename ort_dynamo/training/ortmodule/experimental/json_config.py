@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
 from ort_dynamo import PropagateCastOpsStrategy
 from ort_dynamo.embedding import nearest, read_json
 from ort_dynamo.training.ortmodule.debug_options import DebugOptions
-from ort_dynamo.training.ortmodule.environment import _SkipCheck, json_path, parse_flags
+from ort_dynamo.training.ortmodule.environment import _SkipCheck, json_path
 from ort_dynamo.training.ortmodule.fallback import _FallbackPolicy
 from ort_dynamo.training.ortmodule.logger import LogLevel
 from ort_dynamo.training.ortmodule.wrapper import ORTModule
@@ -82,11 +84,15 @@ def _casts(key: str, value: Any) -> dict[str, Any]:
 
 
 def _policy(key: str, value: Any) -> dict[str, Any]:
-    return {"fallback_policy": parse_flags(_names(key, value), _FallbackPolicy)}
+    return {"fallback_policy": _flags(_FallbackPolicy, key, value)}
 
 
 def _skip_check(key: str, value: Any) -> dict[str, Any]:
-    return {"skip_check": parse_flags(_names(key, value), _SkipCheck)}
+    return {"skip_check": _flags(_SkipCheck, key, value)}
+
+
+def _flags(kind: Any, key: str, value: Any) -> Any:
+    return reduce(or_, (_member(kind, name) for name in _names(key, value)))
 
 
 def _opset(key: str, value: Any) -> dict[str, Any]:

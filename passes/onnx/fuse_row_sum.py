@@ -27,7 +27,7 @@ class FuseRowSum(ir.passes.InPlacePass):
 
     The conditions are:
 
-    1. the input is float32 with static dimensions;
+    1. the input is float32 with static dimensions, none of which is 0;
     2. the axes are constant and exactly the leading ones, and at least one axis remains;
     3. at least `min_rows` rows are summed.
     """
@@ -55,6 +55,9 @@ class FuseRowSum(ir.passes.InPlacePass):
             return 0
         if axes is None:
             refuse(self, node, "its axes are not constant")
+            return 0
+        if 0 in x.shape.numpy():
+            refuse(self, node, "its input has no elements")  # the zeros of a Reshape stand for other sizes
             return 0
         rank = len(x.shape)
         leading = sorted(axis % rank for axis in axes) if rank else []

@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
 
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.runtime.installed.importing import onnxruntime
@@ -93,8 +94,9 @@ g (float[4, 8, 5, 6] x) => (float[1, 1, 5, 6] y)
         "g (float[n, 3] x) => (float[1, 3] y) <int64[1] axes = {0}> { y = ReduceSum (x, axes) }",
         "g (float[64, 3] x, int64[1] axes) => (float[a, b] y) { y = ReduceSum (x, axes) }",
         "g (float[64, 3] x) => (float[1, 3] y) <int64[1] axes = {0}> { y = ReduceMean (x, axes) }",
+        "g (float[64, 3, 0] x) => (float[1, 3, 0] y) <int64[1] axes = {0}> { y = ReduceSum (x, axes) }",
     ],
-    ids=["columns", "everything", "few rows", "double", "unknown rows", "unknown axes", "mean"],
+    ids=["columns", "everything", "few rows", "double", "unknown rows", "unknown axes", "mean", "no elements"],
 )
 def test_the_nearest_other_sums_stay(body: str) -> None:
     assert_rewrites(FuseRowSum(), HEADER + body, HEADER + body)
@@ -106,6 +108,14 @@ def test_the_numbers_are_the_sum() -> None:
     session = onnxruntime().InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     x = np.random.default_rng(0).standard_normal((64, 3), np.float32)
     np.testing.assert_allclose(session.run(None, {"x": x})[0], x.sum(0, keepdims=True), rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_over_a_tensor_without_elements_has_a_gradient() -> None:
+    bias = torch.zeros(4, 0, requires_grad=True)
+    compiled = torch.compile(lambda x: (x + bias).exp(), backend="ort_train", options={"fallback": "error"})
+    compiled(torch.zeros(32, 4, 0)).sum().backward()
+    assert bias.grad is not None
+    assert bias.grad.shape == (4, 0)
 
 
 def test_a_near_match_says_why_it_is_left(caplog: pytest.LogCaptureFixture) -> None:

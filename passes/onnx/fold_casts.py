@@ -32,8 +32,8 @@ _LOSSLESS: dict[D, frozenset[D]] = {
 class FoldCasts(ir.passes.InPlacePass):
     """Cast(a -> b) then Cast(b -> c) becomes Cast(a -> c) where b holds every value of a; where c is a, both go.
 
-    A cast that loses something stays: float32 -> bfloat16 -> float32 is a rounding. The first cast stays for its other
-    consumers.
+    A cast that loses something stays: float32 -> bfloat16 -> float32 is a rounding. A cast to strings stays: it writes a
+    double with more digits than the equal float. The first cast stays for its other consumers.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -44,7 +44,9 @@ class FoldCasts(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _fold(self, second: ir.Node) -> bool:
-        if not _is_cast(second) or (first := second.inputs[0]) is None or (node := first.producer()) is None:
+        if not _is_cast(second) or _gives_strings(second):
+            return False
+        if (first := second.inputs[0]) is None or (node := first.producer()) is None:
             return False
         if not _is_cast(node) or (source := node.inputs[0]) is None or source.dtype is None:
             return False
@@ -65,3 +67,8 @@ class FoldCasts(ir.passes.InPlacePass):
 
 def _is_cast(node: ir.Node) -> bool:
     return node.op_type == "Cast" and not node.domain
+
+
+def _gives_strings(cast: ir.Node) -> bool:
+    to = cast.attributes.get("to")
+    return to is not None and to.value in (D.STRING, "STRING")  # a dtype is its name before opset 6

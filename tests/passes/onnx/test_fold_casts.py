@@ -62,6 +62,21 @@ def test_a_cast_that_rounds_stays(types: tuple[str, str, str]) -> None:
     assert_rewrites(FoldCasts(), two_casts(*types), two_casts(*types))
 
 
+@pytest.mark.parametrize(("a", "b"), [("float", "double"), ("bool", "int64"), ("int8", "float")])
+def test_a_cast_to_strings_stays(a: str, b: str) -> None:
+    text = (
+        HEADER
+        + f"""
+g ({a}[4] x) => (string[4] y) {{
+    wide = Cast <to: int = {NUMBERS[b]}> (x)
+    text = Cast <to: int = 8> (wide)
+    y = Identity (text)
+}}
+"""
+    )
+    assert_rewrites(FoldCasts(), text, text)
+
+
 def test_there_and_back_again_is_nothing() -> None:
     assert_rewrites(
         FoldCasts(),

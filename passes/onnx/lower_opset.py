@@ -11,6 +11,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 
 from ort_dynamo.errors import OpsetError
 from ort_dynamo.graph.marks import PASS
+from ort_dynamo.passes.onnx.analysis.opsets import ONNX_DOMAINS, opset_of
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.opsets.building import Builder, InexpressibleError
@@ -42,8 +43,8 @@ class LowerOpset(ir.passes.InPlacePass):
         Raises:
             OpsetError: naming each operator that has no form, with the reason.
         """
-        opset = model.opset_imports.get("", self.version)
-        if opset == self.version:
+        opset = opset_of(model)
+        if opset is None or opset == self.version:
             return ir.passes.PassResult(model, modified=False)
         if not OLDEST <= self.version < opset:
             raise OpsetError(
@@ -56,6 +57,7 @@ class LowerOpset(ir.passes.InPlacePass):
         for node in RecursiveGraphIterator(model.graph):
             plan.add(node)
         plan.carry_out()
+        model.opset_imports.pop("ai.onnx", None)
         model.opset_imports[""] = self.version
         return ir.passes.PassResult(model, modified=True)
 
@@ -81,7 +83,7 @@ class _Plan:
 
     def add(self, node: ir.Node) -> None:
         """Decide about one node."""
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in ONNX_DOMAINS:
             return
         make = Builder(node, self._fresh, self._metadata)
         try:

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_dynamo.graph.marks import PASS
+from ort_dynamo.passes.onnx.analysis.opsets import opset_of
 from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 from ort_dynamo.passes.onnx.cast_propagation.regions import Region, foldable, is_cast, origin
 
@@ -21,7 +22,7 @@ class CastEditor:
         """`made_by` is the pass, for the metadata of new nodes."""
         self._model = model
         self._made_by = made_by
-        self._version = model.opset_imports.get("")
+        self._version = opset_of(model)
         self._names = ValueNames(model)
         self._constants: dict[tuple[ir.Value, ir.DataType, ir.Graph], ir.Value] = {}
 

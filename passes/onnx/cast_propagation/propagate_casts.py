@@ -13,6 +13,7 @@ from ort_dynamo.errors import InvalidOptionError
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy, checked_allow, checked_level, checked_strategy
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.passes.onnx.analysis.element_counts import ElementCounts
+from ort_dynamo.passes.onnx.analysis.opsets import opset_of
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.cast_propagation.editor import CastEditor
 from ort_dynamo.passes.onnx.cast_propagation.narrowing_rules import (
@@ -184,7 +185,7 @@ class PropagateCasts(ir.passes.InPlacePass):
         def allowed(node: ir.Node) -> Operands | None:
             if node.op_type not in types:
                 return None
-            return operands(node, dtype, model.opset_imports.get(node.domain), self.target)
+            return operands(node, dtype, opset_of(model, node.domain), self.target)
 
         return allowed
 

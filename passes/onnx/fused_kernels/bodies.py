@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from ort_dynamo.passes.onnx.analysis.opsets import ONNX_DOMAINS
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import Group
 from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Kernel, Store
 
@@ -53,7 +54,7 @@ def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports:
         inputs,
         [values[output] for output in group.outputs],
         nodes=nodes,
-        opset_imports={key: version for key, version in opset_imports.items() if key in used or not key},
+        opset_imports={key: version for key, version in opset_imports.items() if key in {*used, *ONNX_DOMAINS}},
     )
     return ir.Function(domain, name, graph=graph, attributes=())
 

@@ -44,6 +44,15 @@ def test_a_model_of_the_opset_is_not_modified() -> None:
     assert_rewrites(LowerOpset(20), body, body)
 
 
+def test_the_domain_may_have_its_long_name() -> None:
+    before = text("g (float[3, 4] x) => (int64[1] y) { y = Shape <start: int = 1> (x) }").replace('""', '"ai.onnx"')
+    model = ir.from_onnx_text(before)
+    assert LowerOpset(12)(model).modified
+    assert dict(model.opset_imports) == {"": 12}
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert [node.op_type for node in model.graph] == ["Shape", "Constant", "Constant", "Slice"]
+
+
 def test_an_attribute_with_its_default_value_is_removed() -> None:
     body = "g (float[2] x, int64[2] i, float[2] u) => (float[2] y) {{ y = ScatterElements {}(x, i, u) }}"
     before, after = body.format('<reduction: string = "none", axis: int = 0>'), body.format("<axis: int = 0>")

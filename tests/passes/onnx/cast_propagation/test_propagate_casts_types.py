@@ -11,6 +11,7 @@ from cast_graphs import FLOOD, FORWARD, HEADER, INSERT, check, spelled
 from ort_dynamo import PropagateCastOpsStrategy
 from ort_dynamo.passes.onnx import PropagateCasts
 from ort_dynamo.runtime.installed.providers import recorded_cpu_targets
+from ort_dynamo.testing import assert_rewrites
 
 # Softmax and normalisations.
 
@@ -58,11 +59,13 @@ def test_a_layer_normalization_changes_precision_only_if_allowed(parameters: dic
     check(before, after, strategy=INSERT, **parameters)
 
 
-def test_the_statistics_of_a_layer_normalization_stay_float32() -> None:
-    text = """g (float16[2, 4] x, float16[4] s) => (float16[2, 4] y, float[2, 1] m) {
-        %s c, m = LayerNormalization (a, b) %s }"""
-    check(
-        text % ("a = => f32(x) b = => f32(s)", "y = => f16(c)"),
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+def test_the_statistics_of_a_layer_normalization_stay_float32(domain: str) -> None:
+    text = HEADER.replace('""', f'"{domain}"') + """
+        g (float16[2, 4] x, float16[4] s) => (float16[2, 4] y, float[2, 1] m) { %s c, m = LayerNormalization (a, b) %s }"""
+    assert_rewrites(
+        PropagateCasts(),
+        spelled(text % ("a = => f32(x) b = => f32(s)", "y = => f16(c)")),
         (text % ("", "")).replace("c, m", "y, m").replace("(a, b)", "(x, s)"),
     )
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.analysis.opsets import opset_of
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
+from ort_dynamo.passes.onnx.analysis.shapes import are_same_sizes
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.targets.target import OPSET
 
@@ -16,6 +18,9 @@ __all__ = ["FuseCrossEntropyGradient"]
 
 _DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Those that ScatterElements adds in on every tested runtime."""
+
+_ADDING_OPSET = 16
+"""The first opset whose ScatterElements adds."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,14 @@ class FuseCrossEntropyGradient(ir.passes.InPlacePass):
     1. g is ScatterElements of zeros: a Pad of a tensor reshaped to no element;
     2. there is one index per row, so that u is the sum of each row of g;
     3. y has the shape of g, so that exp(y) is not broadcast;
-    4. the dtype is float32 or float64.
+    4. the dtype is float32 or float64;
+    5. the model's opset is 16 or newer: ScatterElements cannot add before.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every match in the main graph."""
+        if (opset_of(model) or _ADDING_OPSET) < _ADDING_OPSET:
+            return ir.passes.PassResult(model, False)
         modified = False
         for node in list(model.graph):
             match = _match(node)
@@ -90,7 +98,7 @@ def _match(node: ir.Node) -> _Match | str | None:
         return "the scatter writes to something else than zeros, or has no known shape"
     axis = scatter.attributes.get_int("axis", 0) % len(g.shape)
     one_a_row = [1 if index == axis else size for index, size in enumerate(g.shape)]
-    if [*indices.shape] != one_a_row:
+    if not are_same_sizes([*indices.shape], one_a_row):
         return f"there is not one index a row: they are {[*indices.shape]}"
     for exponential, summed in (product.inputs, product.inputs[::-1]):
         if exponential is not None and _is_exponential(exponential, g) and _is_sum(summed, g, axis):
@@ -117,7 +125,10 @@ def _is_zero(value: ir.Value | None) -> bool:
 def _is_exponential(value: ir.Value, like: ir.Value) -> bool:
     """Check whether the value is the exponential of a tensor that has the shape of `like`."""
     node = _producer_of_type(value, "Exp")
-    return node is not None and (y := node.inputs[0]) is not None and y.shape == like.shape
+    y = None if node is None else node.inputs[0]
+    if y is None or y.shape is None or like.shape is None:
+        return False
+    return are_same_sizes([*y.shape], [*like.shape])
 
 
 def _is_sum(value: ir.Value | None, of: ir.Value, axis: int) -> bool:

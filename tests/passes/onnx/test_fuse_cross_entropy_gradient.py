@@ -82,6 +82,25 @@ def test_similar_graphs_are_left_alone(old: str, new: str) -> None:
     assert_rewrites(FuseCrossEntropyGradient(), text, text)
 
 
+@pytest.mark.parametrize("opset", [14, 15])
+def test_a_model_whose_scatter_cannot_add_is_left_alone(opset: int) -> None:
+    text = BEFORE.replace('"" : 20', f'"ai.onnx" : {opset}')
+    assert_rewrites(FuseCrossEntropyGradient(), text, text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "modified"), [("?, 3", False), ("n, 3", True), ("4, ?", False), ("n, m", True)], ids=str
+)
+def test_unnamed_dimensions_equal_none(shape: str, modified: bool) -> None:
+    rows = shape.partition(",")[0]
+    text = BEFORE.replace("4, 1]", f"{rows}, 1]").replace("4, 3]", f"{shape}]")
+    model = ir.from_onnx_text(text.replace("int64[1] axes", f"float[{shape}] g, int64[1] axes"))
+    assert any(value.name == "g" and value.shape is not None for node in model.graph for value in node.outputs)
+    for value in model.graph.outputs[0], *(value for node in model.graph for value in node.outputs):
+        value.dtype = value.dtype or ir.DataType.FLOAT
+    assert FuseCrossEntropyGradient()(model).modified == modified
+
+
 def test_half_is_left_alone() -> None:
     text = BEFORE.replace("float[4", "float16[4")
     assert_rewrites(FuseCrossEntropyGradient(), text, text)

@@ -158,6 +158,8 @@ def _read(path: Path) -> onnx.ModelProto:
 
     try:
         proto = onnx.load(path, format="protobuf", load_external_data=False)
+        if not proto.HasField("graph"):
+            raise ValueError("the file holds no model")
         check_limits(proto)
     except (OSError, DecodeError, ValueError) as error:
         raise ModelFileError(what="read", path=path, error=error) from error

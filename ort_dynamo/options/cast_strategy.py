@@ -29,40 +29,52 @@ class PropagateCastOpsStrategy(enum.IntEnum):
         return f"{type(self).__name__}.{self.name}"
 
 
-def checked_strategy(value: object) -> PropagateCastOpsStrategy:
+def checked_strategy(value: object, name: str = "propagate_cast_ops_strategy") -> PropagateCastOpsStrategy:
     """Return a member, given itself, its name in any case, its integer, or a member of ONNX Runtime's enumeration.
+
+    Args:
+        value: the value.
+        name: the option or parameter, for the error.
 
     Raises:
         InvalidOptionError: the value is none of these.
     """
     members = PropagateCastOpsStrategy.__members__
-    name = getattr(value, "name", value)
-    if isinstance(name, str) and name.upper() in members:
-        return members[name.upper()]
+    member = getattr(value, "name", value)
+    if isinstance(member, str) and member.upper() in members:
+        return members[member.upper()]
     if isinstance(value, int) and not isinstance(value, bool) and value in set(PropagateCastOpsStrategy):
         return PropagateCastOpsStrategy(value)
-    expected = "one of " + ", ".join(members) + (nearest(name.upper(), members) if isinstance(name, str) else "")
-    raise InvalidOptionError(name="propagate_cast_ops_strategy", value=value, expected=expected)
+    expected = "one of " + ", ".join(members) + (nearest(member.upper(), members) if isinstance(member, str) else "")
+    raise InvalidOptionError(name=name, value=value, expected=expected)
 
 
-def checked_level(value: object) -> int:
+def checked_level(value: object, name: str = "propagate_cast_ops_level") -> int:
     """Return a level: -1, 0, 1 or 2.
+
+    Args:
+        value: the value.
+        name: the option or parameter, for the error.
 
     Raises:
         InvalidOptionError: the value is no level.
     """
     if isinstance(value, bool) or value not in (-1, 0, 1, 2) or not isinstance(value, int):
-        raise InvalidOptionError(name="propagate_cast_ops_level", value=value, expected="-1, 0, 1 or 2")
+        raise InvalidOptionError(name=name, value=value, expected="-1, 0, 1 or 2")
     return value
 
 
-def checked_allow(value: object) -> tuple[str, ...]:
+def checked_allow(value: object, name: str = "propagate_cast_ops_allow") -> tuple[str, ...]:
     """Return operator types, sorted and without duplicates.
+
+    Args:
+        value: the value.
+        name: the option or parameter, for the error.
 
     Raises:
         InvalidOptionError: the value is not a list, tuple or set of operator types.
     """
     if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(v, str) and v for v in value):
         expected = "a list of ONNX operator types, e.g. ['Add', 'Mul']"
-        raise InvalidOptionError(name="propagate_cast_ops_allow", value=value, expected=expected)
+        raise InvalidOptionError(name=name, value=value, expected=expected)
     return tuple(sorted(set(value)))

@@ -108,13 +108,15 @@ def test_a_model_may_be_rewritten_in_place(path: Path) -> None:
         np.testing.assert_array_equal(ir.load(path).graph.initializers["w"].const_value.numpy(), np.arange(300))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ["missing", "folder", "text", "without data"])
+@pytest.mark.parametrize("name", ["missing", "folder", "text", "empty", "without data"])
 def test_a_model_that_cannot_be_read_is_named(name: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given, out = path.with_name(name), path.with_name("out.onnx")
     if name == "folder":
         given.mkdir()
     elif name == "text":
         given.write_text("no model")
+    elif name == "empty":
+        given.touch()
     elif name == "without data":
         path.with_name("in.onnx.data").unlink()
         given = path

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ort_dynamo.errors import InvalidOptionError
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy, checked_allow, checked_level, checked_strategy
+from ort_dynamo.options.checks import is_bool
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.passes.onnx.analysis.element_counts import ElementCounts
 from ort_dynamo.passes.onnx.analysis.opsets import opset_of
@@ -31,6 +32,9 @@ from ort_dynamo.targets.target import Target
 __all__ = ["CastResult", "CastSummary", "PropagateCasts"]
 
 _log = logging.getLogger(__name__)
+
+_OPSET = 6
+"""The first opset whose casts state a dtype by its number, not by its name."""
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _BYTES_PER_ELEMENT = 4 + 2  # one side of such a cast is float32, the other has 16 bits
@@ -91,6 +95,8 @@ class PropagateCasts(ir.passes.InPlacePass):
        after rules 1 to 3, symbol by symbol for dynamic shapes. Among equally cheap choices, take the one with the most
        narrow nodes. Types and names of inputs and outputs of graphs and subgraphs do not change.
 
+    A model of opset 5 or older does not change.
+
     Strategies and levels are those of ONNX Runtime's PropagateCastOps. Its search, which moves single casts over single
     nodes without counting, is replaced by a minimum cut.
 
@@ -118,9 +124,10 @@ class PropagateCasts(ir.passes.InPlacePass):
     target: Target | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "strategy", checked_strategy(self.strategy))
-        object.__setattr__(self, "level", checked_level(self.level))
-        object.__setattr__(self, "allow", checked_allow(self.allow))
+        object.__setattr__(self, "strategy", checked_strategy(self.strategy, "strategy"))
+        object.__setattr__(self, "level", checked_level(self.level, "level"))
+        object.__setattr__(self, "allow", checked_allow(self.allow, "allow"))
+        is_bool("allow_layer_norm_mod_precision", self.allow_layer_norm_mod_precision)
         if self.dtype not in (None, *_NARROW):
             raise InvalidOptionError(name="dtype", value=self.dtype, expected="None, FLOAT16 or BFLOAT16")
         if self.target is not None:
@@ -137,7 +144,7 @@ class PropagateCasts(ir.passes.InPlacePass):
         Missing types are inferred and added; that alone is no modification. Values that inference cannot type stay
         untyped.
         """
-        if self.level < 0 or not _may_have_casts(model):
+        if self.level < 0 or (opset_of(model) or _OPSET) < _OPSET or not _may_have_casts(model):
             return CastSummary()
         infer_missing_types(model)
         dtypes = [dtype for dtype in _NARROW if self.dtype in (None, dtype) and any(_casts(model, dtype))]

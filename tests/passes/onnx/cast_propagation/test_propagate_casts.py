@@ -13,6 +13,7 @@ from ort_dynamo import PropagateCastOpsStrategy
 from ort_dynamo.errors import InvalidOptionError
 from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.onnx import CastSummary, PropagateCasts
+from ort_dynamo.testing import assert_rewrites
 
 # 1. A cast to the type that its operand has.
 
@@ -43,6 +44,12 @@ def test_a_graph_output_that_was_a_cast_of_an_input_becomes_an_identity() -> Non
 
 def test_an_operator_of_another_domain_is_no_cast() -> None:
     check("g (float[2] x) => (float16[2] z) { a = Exp (x) b = com.microsoft.Cast (a) z = => f16(b) }", strategy=NONE)
+
+
+def test_a_model_whose_casts_name_their_dtype_does_not_change() -> None:
+    text = '''<ir_version: 3, opset_import: ["" : 5]>
+        g (float16[2] x) => (float16[2] y) { a = Cast <to = "FLOAT"> (x) y = Cast <to = "FLOAT16"> (a) }'''
+    assert_rewrites(PropagateCasts(), text, text)
 
 
 def test_a_cast_to_another_wide_type_stays() -> None:
@@ -283,10 +290,14 @@ def test_new_names_do_not_hide_old_ones() -> None:
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"level": 3}, {"level": True}, {"strategy": "flood"}, {"allow": "Add"}, {"dtype": ir.DataType.DOUBLE}],
+    [
+        *({"level": 3}, {"level": True}, {"strategy": "flood"}, {"allow": "Add"}, {"dtype": ir.DataType.DOUBLE}),
+        {"allow_layer_norm_mod_precision": "no"},
+    ],
 )
 def test_parameters_are_checked(parameters: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOptionError):
+    (name,) = parameters
+    with pytest.raises(InvalidOptionError, match=f"'{name}' cannot be"):
         PropagateCasts(**parameters)
 
 

@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from ort_dynamo.graph.marks import FOR_KERNEL, PASS
+from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.replacing import replace_outputs
-from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.targets.target import Target
 
@@ -50,12 +50,12 @@ class ComputeInHalf(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every graph of the model."""
-        names, modified = ValueNames(model), False
+        new, modified = NewValues(model, self), False
         for node in list(RecursiveGraphIterator(model.graph)):
-            modified |= self._keep(node, names)
+            modified |= self._keep(node, new)
         return ir.passes.PassResult(model, modified)
 
-    def _keep(self, narrowing: ir.Node, names: ValueNames) -> bool:
+    def _keep(self, narrowing: ir.Node, new: NewValues) -> bool:
         if not _is_for_kernel(narrowing) or narrowing.outputs[0].dtype not in _HALF:
             return False
         (result,), (half,) = narrowing.inputs, narrowing.outputs
@@ -77,7 +77,8 @@ class ComputeInHalf(ir.passes.InPlacePass):
                 node.replace_input_with(index, value)
             else:
                 assert isinstance(value, np.ndarray)
-                node.replace_input_with(index, _constant(node, value, names))
+                assert isinstance(node.graph, ir.Graph)
+                node.replace_input_with(index, new.constant("half_constant", value, node.graph))
         _take_place(node, narrowing)
         node.metadata_props[PASS] = repr(self)
         return True
@@ -94,7 +95,7 @@ def _in_half(value: ir.Value | None, dtype: ir.DataType) -> ir.Value | np.ndarra
     node = value.producer()
     if node is not None:
         return node.inputs[0] if _is_for_kernel(node) and node.inputs[0].dtype == dtype else None  # type: ignore[union-attr]
-    if value.const_value is None or value.dtype != ir.DataType.FLOAT:
+    if value.is_graph_input() or value.const_value is None or value.dtype != ir.DataType.FLOAT:
         return None
     wide = value.const_value.numpy()
     narrow = wide.astype(dtype.numpy())
@@ -121,17 +122,6 @@ def _is_widened(value: ir.Value) -> bool:
 
 
 _MOVES = frozenset({"Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
-
-
-def _constant(node: ir.Node, array: np.ndarray, names: ValueNames) -> ir.Value:
-    graph = node.graph
-    assert isinstance(graph, ir.Graph)
-    tensor = ir.tensor(array, name=names.fresh("half_constant"))
-    value = ir.Value(
-        name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-    )
-    graph.register_initializer(value)
-    return value
 
 
 def _take_place(node: ir.Node, narrowing: ir.Node) -> None:

@@ -32,8 +32,8 @@ _LOSSLESS: dict[D, frozenset[D]] = {
 class FoldCasts(ir.passes.InPlacePass):
     """Cast(a -> b) then Cast(b -> c) becomes Cast(a -> c) where b holds every value of a; where c is a, both go.
 
-    A cast that loses something stays: float32 -> bfloat16 -> float32 is a rounding. A cast to strings stays: it writes a
-    double with more digits than the equal float. The first cast stays for its other consumers.
+    A cast that loses something stays: float32 -> bfloat16 -> float32 is a rounding. A cast to strings stays: a double
+    has more digits than the equal float. The first cast stays for its other consumers.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

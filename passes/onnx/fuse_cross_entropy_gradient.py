@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import opset_of
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
@@ -57,17 +58,17 @@ class FuseCrossEntropyGradient(ir.passes.InPlacePass):
         """Rewrite every match in the main graph."""
         if (opset_of(model) or _ADDING_OPSET) < _ADDING_OPSET:
             return ir.passes.PassResult(model, False)
-        modified = False
+        new, modified = NewValues(model, self), False
         for node in list(model.graph):
             match = _match(node)
             if isinstance(match, str):
                 refuse(self, node, match)
             elif match is not None:
-                self._rewrite(node, match)
+                self._rewrite(new, node, match)
                 modified = True
         return ir.passes.PassResult(model, modified)
 
-    def _rewrite(self, node: ir.Node, match: _Match) -> None:
+    def _rewrite(self, new: NewValues, node: ir.Node, match: _Match) -> None:
         old, updates = node.outputs[0], match.updates
         tape = ir.tape.Tape()
         slope = tape.op("Neg", [updates], version=OPSET)
@@ -76,8 +77,8 @@ class FuseCrossEntropyGradient(ir.passes.InPlacePass):
         result = tape.op("ScatterElements", [product, match.indices, updates], attributes, version=OPSET)
         for made in tape.nodes:
             made.metadata_props.update(node.metadata_props)
-        slope.name, slope.type, slope.shape = f"{old.name}_slope", updates.type, updates.shape
-        product.name, product.type, product.shape = f"{old.name}_product", old.type, old.shape
+        slope.name, slope.type, slope.shape = new.name(f"{old.name}_slope"), updates.type, updates.shape
+        product.name, product.type, product.shape = new.name(f"{old.name}_product"), old.type, old.shape
         replace_node(node, tape, result, self)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_dynamo.graph.marks import PASS
-from ort_dynamo.passes.onnx.analysis.constants import shape_initializer
+from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.bodies import body_of, is_in_parts
@@ -71,37 +71,39 @@ class FuseKernels(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph."""
         infer_missing_types(model, shapes=True)
-        sizes = ValueSizes()
+        new, sizes = NewValues(model, self), ValueSizes()
         groups = find_groups(model.graph, sizes)
         kernels = [kernel_of(group, sizes) for group in groups]
         late = _readers_of_parts(groups, kernels)
         finishing: list[list[ir.Node]] = []
         early = [pair for pair in zip(groups, kernels, strict=True) if pair[0] not in late]
-        self._put(model, early, finishing)
+        self._put(new, early, finishing)
         if finishing:
             model.graph.sort()
             sizes = ValueSizes()
             groups = find_groups(model.graph, sizes, finishing)
-            self._put(model, [(group, kernel_of(group, sizes, in_parts=False)) for group in groups], finishing)
+            self._put(new, [(group, kernel_of(group, sizes, in_parts=False)) for group in groups], finishing)
         if early:
             model.graph.opset_imports[DOMAIN] = 1
             model.graph.sort()
         return ir.passes.PassResult(model, bool(early))
 
-    def _put(self, model: ir.Model, groups: Sequence[tuple[Group, Kernel]], finishing: list[list[ir.Node]]) -> None:
+    def _put(self, new: NewValues, groups: Sequence[tuple[Group, Kernel]], finishing: list[list[ir.Node]]) -> None:
         """Replace groups by kernels, and add the nodes that sum up partial sums."""
-        made = [self._kernel_node(model, group, kernel) for group, kernel in groups]  # while all values are there
+        graph = new.model.graph
+        made = [self._kernel_node(new, group, kernel) for group, kernel in groups]  # while all values are there
         for (group, _), node in zip(groups, made, strict=True):
-            model.graph.insert_after(group.nodes[-1], node)
+            graph.insert_after(group.nodes[-1], node)
         for (group, _), node in zip(groups, made, strict=True):
-            self._put_in(model, group, node, finishing)
-        _remove_unread(model.graph, {node for group, _ in groups for node in group.nodes})
+            self._put_in(new, group, node, finishing)
+        _remove_unread(graph, {node for group, _ in groups for node in group.nodes})
 
-    def _kernel_node(self, model: ir.Model, group: Group, kernel: Kernel) -> ir.Node:
+    def _kernel_node(self, names: NewValues, group: Group, kernel: Kernel) -> ir.Node:
         """Return the node of a group; its function is the model's, which equal groups share.
 
         Equal kernels may have other bodies: a kernel traverses tensors in memory, and a body has their shapes.
         """
+        model = names.model
         function = body_of(group, kernel, DOMAIN, "", model.graph.opset_imports)
         body = ir.to_proto(function).SerializeToString(deterministic=True)
         digest = hashlib.sha256(repr(kernel).encode() + body).hexdigest()
@@ -114,12 +116,12 @@ class FuseKernels(ir.passes.InPlacePass):
         for new, old, store in zip(node.outputs, group.outputs, kernel.stores, strict=True):
             new.name, new.type, new.shape = old.name, old.type, old.shape
             if is_in_parts(store, old):
-                new.name, new.shape = f"{old.name}_parts", ir.Shape([size.factor for size in store.shape])
+                new.name, new.shape = names.name(f"{old.name}_parts"), ir.Shape([size.factor for size in store.shape])
         return node
 
-    def _put_in(self, model: ir.Model, group: Group, node: ir.Node, finishing: list[list[ir.Node]]) -> None:
+    def _put_in(self, names: NewValues, group: Group, node: ir.Node, finishing: list[list[ir.Node]]) -> None:
         in_parts = [pair for pair in zip(group.outputs, node.outputs, strict=True) if pair[0].name != pair[1].name]
-        finished = _finished(model, node, in_parts, finishing) if in_parts else {}
+        finished = _finished(names, node, in_parts, finishing) if in_parts else {}
         for old, new in zip(group.outputs, node.outputs, strict=True):
             new = finished.get(old, new)
             new.name, new.type, new.shape = old.name, old.type, old.shape
@@ -152,35 +154,31 @@ def _behind_reshapes(value: ir.Value) -> ir.Value:
 
 
 def _finished(
-    model: ir.Model, after: ir.Node, sums: Sequence[tuple[ir.Value, ir.Value]], finishing: list[list[ir.Node]]
+    new: NewValues, after: ir.Node, sums: Sequence[tuple[ir.Value, ir.Value]], finishing: list[list[ir.Node]]
 ) -> dict[ir.Value, ir.Value]:
     """Add the nodes that sum up partial sums; give the value of each sum.
 
     Args:
-        model: the model.
+        new: the new values of the model.
         after: the node that computes the partial sums.
         sums: each value to be replaced, with its partial sums, which have equal shapes.
         finishing: a list that gets the new nodes.
     """
-    graph, tape = model.graph, ir.tape.Tape()
-    axes = shape_initializer(graph, tape, [0])
+    tape = ir.tape.Tape()
+    axes = new.shape([0])
     found, added = {}, []
     for total, parts in sums:
         assert parts.shape is not None
         assert total.shape is not None
         summed = tape.op("ReduceSum", [parts, axes], {"keepdims": 0}, version=OPSET)
-        summed.name, summed.type = f"{total.name}_flat", total.type
+        summed.name, summed.type = new.name(f"{total.name}_flat"), total.type
         summed.shape = ir.Shape(parts.shape.numpy()[1:])
         node = summed.producer()
         assert node is not None
         added.append(node)
         shape = list(total.shape.numpy())
-        found[total] = (
-            summed
-            if len(shape) == 1
-            else tape.op("Reshape", [summed, shape_initializer(graph, tape, shape)], version=OPSET)
-        )
-    graph.insert_after(after, tape.nodes)
+        found[total] = summed if len(shape) == 1 else tape.op("Reshape", [summed, new.shape(shape)], version=OPSET)
+    new.model.graph.insert_after(after, tape.nodes)
     finishing.append(added)
     return found
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ort_dynamo.passes.onnx.analysis.constants import constant_of, initializer, shape_initializer
+from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
 from ort_dynamo.passes.ordering import Condition, ordering
@@ -36,11 +37,11 @@ class FuseRowSum(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every match in the main graph."""
-        modified = False
+        new, modified = NewValues(model, self), False
         for node in list(model.graph):
             rows = self._match(node)
             if rows:
-                self._rewrite(model.graph, node, rows)
+                self._rewrite(new, node, rows)
                 modified = True
         return ir.passes.PassResult(model, modified)
 
@@ -70,7 +71,7 @@ class FuseRowSum(ir.passes.InPlacePass):
             return 0
         return rows
 
-    def _rewrite(self, graph: ir.Graph, node: ir.Node, rows: int) -> None:
+    def _rewrite(self, new: NewValues, node: ir.Node, rows: int) -> None:
         x, old = node.inputs[0], node.outputs[0]
         assert x is not None
         assert x.shape is not None
@@ -81,20 +82,21 @@ class FuseRowSum(ir.passes.InPlacePass):
         summed = [1] * count if node.attributes.get_int("keepdims", 1) else []
         row = [1] if summed else []
         tape = ir.tape.Tape()
-        flat = _reshaped(graph, tape, x, [rows, columns], f"{old.name}_row_sum_flat")
+        flat = _reshaped(new, tape, x, [rows, columns], f"{old.name}_row_sum_flat")
         name = "ones_" + "x".join(map(str, (*row, rows)))
-        ones = initializer(graph, tape, name, np.ones((*row, rows), np.float32))
+        ones = new.shared_constant(name, np.ones((*row, rows), np.float32))
         total = tape.op("MatMul", [ones, flat], version=OPSET)
-        total.name, total.type, total.shape = f"{old.name}_row_sum", x.type, ir.Shape([*row, columns])
-        result = _reshaped(graph, tape, total, [*summed, *kept])
+        total.name, total.type, total.shape = new.name(f"{old.name}_row_sum"), x.type, ir.Shape([*row, columns])
+        result = _reshaped(new, tape, total, [*summed, *kept])
         replace_node(node, tape, result, self)
 
 
-def _reshaped(graph: ir.Graph, tape: ir.tape.Tape, x: ir.Value, sizes: list[int], name: str | None = None) -> ir.Value:
+def _reshaped(new: NewValues, tape: ir.tape.Tape, x: ir.Value, sizes: list[int], name: str | None = None) -> ir.Value:
     """`x` with these sizes: itself where it has them."""
     assert x.shape is not None
     if list(x.shape.numpy()) == sizes:
         return x
-    reshaped = tape.op("Reshape", [x, shape_initializer(graph, tape, sizes)], version=OPSET)
-    reshaped.name, reshaped.type, reshaped.shape = name, x.type, ir.Shape(sizes)
+    reshaped = tape.op("Reshape", [x, new.shape(sizes)], version=OPSET)
+    reshaped.name = None if name is None else new.name(name)
+    reshaped.type, reshaped.shape = x.type, ir.Shape(sizes)
     return reshaped

@@ -12,7 +12,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from ort_dynamo.errors import OpsetError
 from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.onnx.analysis.opsets import ONNX_DOMAINS, opset_of
-from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
+from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.opsets.building import Builder, InexpressibleError
 from ort_dynamo.passes.onnx.opsets.changed_meanings import NEWEST, OLDEST, check_meaning
@@ -53,7 +53,7 @@ class LowerOpset(ir.passes.InPlacePass):
         InlinePass()(model)
         model.functions.clear()
         infer_missing_types(model)
-        plan = _Plan(self.version, opset, {PASS: repr(self)}, _names(model).fresh)
+        plan = _Plan(self.version, opset, {PASS: repr(self)}, ValueNames(model, nodes=True).fresh)
         for node in RecursiveGraphIterator(model.graph):
             plan.add(node)
         plan.carry_out()
@@ -178,15 +178,6 @@ def _drop_unread_constant(value: ir.Value) -> None:
         del graph.initializers[str(value.name)]
     elif node is not None and node.op_type == "Constant" and node.graph is not None:
         node.graph.remove(node, safe=True)
-
-
-def _names(model: ir.Model) -> UniqueNames:
-    taken: list[str | None] = []
-    for graph in [model.graph, *model.graph.subgraphs()]:
-        taken += [value.name for value in (*graph.inputs, *graph.initializers.values())]
-        for node in graph:
-            taken += [node.name, *(value.name for value in node.outputs)]
-    return UniqueNames((name for name in taken if name), first=2)
 
 
 def _first_opset(op_type: str, opset: int) -> int:

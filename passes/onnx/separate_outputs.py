@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_dynamo.graph.marks import PASS
+from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.targets.target import OPSET
 
@@ -24,12 +25,12 @@ class SeparateOutputs(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph's outputs."""
-        graph, seen, modified = model.graph, set[ir.Value](), False
+        graph, new, seen, modified = model.graph, NewValues(model, self), set[ir.Value](), False
         for index, value in enumerate(graph.outputs):
             if value in seen or value.is_graph_input() or value.is_initializer():
                 node = ir.node("Identity", [value], version=OPSET, metadata_props={PASS: repr(self)})
                 (copy,) = node.outputs
-                copy.name, copy.type, copy.shape = f"{value.name}_copy_{index}", value.type, value.shape
+                copy.name, copy.type, copy.shape = new.name(f"{value.name}_copy_{index}"), value.type, value.shape
                 graph.append(node)
                 graph.outputs[index] = copy
                 modified = True

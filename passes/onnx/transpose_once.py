@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_dynamo.passes.onnx.analysis.constants import shape_initializer
+from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
 from ort_dynamo.passes.ordering import Condition, ordering
@@ -40,7 +40,7 @@ class TransposeOnce(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every match in the main graph."""
-        modified = False
+        new, modified = NewValues(model, self), False
         for node in list(model.graph):
             if not _transposes_first(node):
                 continue
@@ -55,18 +55,18 @@ class TransposeOnce(ir.passes.InPlacePass):
             elif swapped and (m < self.min_ratio * n or n * k > self.max_copy):
                 refuse(self, node, f"the copy of a matrix of {m} x {k} is too large")
             else:
-                self._rewrite(model.graph, node, swapped, sizes)
+                self._rewrite(new, node, swapped, sizes)
                 modified = True
         return ir.passes.PassResult(model, modified)
 
-    def _rewrite(self, graph: ir.Graph, node: ir.Node, swapped: bool, sizes: tuple[int, int, int]) -> None:
+    def _rewrite(self, new: NewValues, node: ir.Node, swapped: bool, sizes: tuple[int, int, int]) -> None:
         (a, b), old = node.inputs, node.outputs[0]
         k, m, n = sizes
         if swapped:
             a, b, m, n = b, a, n, m
         tape = ir.tape.Tape()
         copy = tape.op("Transpose", [a], {"perm": [1, 0]}, version=OPSET)
-        operand = tape.op("Reshape", [copy, shape_initializer(graph, tape, [m, k])], version=OPSET)
+        operand = tape.op("Reshape", [copy, new.shape([m, k])], version=OPSET)
         alpha = node.attributes.get_float("alpha", 1.0)
         if alpha == 1:
             result = tape.op("MatMul", [operand, b], version=OPSET)
@@ -77,7 +77,7 @@ class TransposeOnce(ir.passes.InPlacePass):
             named.append((result, "transposed", [m, n]))
             result = tape.op("Transpose", [result], {"perm": [1, 0]}, version=OPSET)
         for value, suffix, shape in named:
-            value.name, value.type, value.shape = f"{old.name}_{suffix}", old.type, ir.Shape(shape)
+            value.name, value.type, value.shape = new.name(f"{old.name}_{suffix}"), old.type, ir.Shape(shape)
         replace_node(node, tape, result, self)
 
 

@@ -1,11 +1,10 @@
-"""Reads constants of an ONNX model, and adds some."""
+"""Reads constants of an ONNX model."""
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
-__all__ = ["constant_of", "initializer", "number_of", "shape_initializer"]
+__all__ = ["constant_of", "number_of"]
 
 
 def constant_of(value: ir.Value | None) -> list[int] | None:
@@ -23,15 +22,3 @@ def number_of(value: ir.Value) -> float | int | bool | None:
     number = tensor.numpy().reshape(-1)[0]
     found: float | int | bool = float(number) if tensor.dtype.is_floating_point() else number.item()
     return found
-
-
-def initializer(graph: ir.Graph, tape: ir.tape.Tape, name: str, array: np.ndarray) -> ir.Value:
-    """Return the initializer of a name that describes its content, made where the graph has none: nodes share it."""
-    if name not in graph.initializers:
-        graph.register_initializer(tape.initializer(ir.tensor(array, name=name), name=name))
-    return graph.initializers[name]
-
-
-def shape_initializer(graph: ir.Graph, tape: ir.tape.Tape, sizes: list[int]) -> ir.Value:
-    """Return the initializer of a shape, one for each."""
-    return initializer(graph, tape, "shape_" + "x".join(map(str, sizes)), np.array(sizes, np.int64))

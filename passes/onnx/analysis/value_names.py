@@ -38,10 +38,17 @@ class UniqueNames:
 
 
 class ValueNames(UniqueNames):
-    """The names of a model's values, sub-graphs' included: ONNX forbids an inner name that hides an outer one."""
+    """The names of a model's values, sub-graphs' included: ONNX forbids an inner name that hides an outer one.
 
-    def __init__(self, model: ir.Model) -> None:
+    Args:
+        model: the model.
+        nodes: also the names of its nodes.
+    """
+
+    def __init__(self, model: ir.Model, *, nodes: bool = False) -> None:
         super().__init__(first=2)
         for graph in [model.graph, *model.graph.subgraphs()]:
             values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
             self._taken.update(value.name for value in values if value.name)
+            if nodes:
+                self._taken.update(node.name for node in graph if node.name)

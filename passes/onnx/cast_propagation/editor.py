@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_dynamo.graph.marks import PASS
+from ort_dynamo.passes.onnx.analysis.new_values import add_constant
 from ort_dynamo.passes.onnx.analysis.opsets import opset_of
 from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 from ort_dynamo.passes.onnx.cast_propagation.regions import Region, foldable, is_cast, origin
@@ -101,13 +102,7 @@ class CastEditor:
             name = self._names.fresh(f"{value.name}_{dtype.name.lower()}")
             with np.errstate(over="ignore"):  # a cast at run time overflows silently as well
                 array = tensor.numpy().astype(dtype.numpy())
-            folded = ir.Value(
-                name=name,
-                type=ir.TensorType(dtype),
-                shape=ir.Shape(array.shape),
-                const_value=ir.tensor(array, dtype=dtype, name=name),
-            )
-            graph.register_initializer(folded)
+            folded = add_constant(self._model, graph, name, ir.tensor(array, dtype=dtype), self._made_by)
             self._constants[value, dtype, graph] = folded
         return self._constants[value, dtype, graph]
 

@@ -47,8 +47,8 @@ def test_an_operator_of_another_domain_is_no_cast() -> None:
 
 
 def test_a_model_whose_casts_name_their_dtype_does_not_change() -> None:
-    text = '''<ir_version: 3, opset_import: ["" : 5]>
-        g (float16[2] x) => (float16[2] y) { a = Cast <to = "FLOAT"> (x) y = Cast <to = "FLOAT16"> (a) }'''
+    text = """<ir_version: 3, opset_import: ["" : 5]>
+        g (float16[2] x) => (float16[2] y) { a = Cast <to = "FLOAT"> (x) y = Cast <to = "FLOAT16"> (a) }"""
     assert_rewrites(PropagateCasts(), text, text)
 
 

@@ -30,7 +30,9 @@ def add_constant(model: ir.Model, graph: ir.Graph, name: str, tensor: ir.TensorP
     """
     if model.ir_version >= _INITIALIZERS_ALONE:
         tensor.name = name
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
+        value = ir.Value(
+            name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+        )
         graph.register_initializer(value)
         return value
     node = ir.node("Constant", [], {"value": tensor}, version=opset_of(model), metadata_props={PASS: made_by})

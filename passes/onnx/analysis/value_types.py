@@ -119,7 +119,10 @@ def _proto(model: ir.Model) -> onnx.ModelProto:
     tensors = [value.const_value for value in large]
     for value, tensor in zip(large, tensors, strict=True):
         if tensor is not None:
-            value.type, value.shape = value.type or ir.TensorType(tensor.dtype), value.shape or ir.Shape(tensor.shape.numpy())
+            value.type, value.shape = (
+                value.type or ir.TensorType(tensor.dtype),
+                value.shape or ir.Shape(tensor.shape.numpy()),
+            )
         value.const_value = ir.tensor([0])
     try:
         proto = ir.to_proto(model)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
-from ort_dynamo.passes.onnx.analysis.opsets import opset_of
+from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
 from ort_dynamo.passes.onnx.analysis.shapes import are_same_sizes
@@ -56,7 +56,7 @@ class FuseCrossEntropyGradient(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every match in the main graph."""
-        if (opset_of(model) or _ADDING_OPSET) < _ADDING_OPSET:
+        if is_older(model, _ADDING_OPSET):
             return ir.passes.PassResult(model, False)
         new, modified = NewValues(model, self), False
         for node in list(model.graph):

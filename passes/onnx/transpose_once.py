@@ -7,12 +7,16 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
+from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.targets.target import OPSET
 
 __all__ = ["TransposeOnce"]
+
+_OPSET = 9
+"""The first opset with all operators that the pass writes: a Constant may be the shape of a Reshape."""
 
 
 @ordering(ends=[Condition.BEFORE_FUSIONS, Condition.NO_DEAD_NODES])
@@ -31,7 +35,7 @@ class TransposeOnce(ir.passes.InPlacePass):
        has to be as small as `a` in case 1.
 
     A Reshape to the same shape keeps ONNX Runtime from fusing the copy into the matmul again (MatmulTransposeFusion).
-    Each element is the same sum in the same order.
+    Each element is the same sum in the same order. A model of opset 8 or older does not change.
     """
 
     min_size: int = 256
@@ -40,6 +44,8 @@ class TransposeOnce(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every match in the main graph."""
+        if is_older(model, _OPSET):
+            return ir.passes.PassResult(model, False)
         new, modified = NewValues(model, self), False
         for node in list(model.graph):
             if not _transposes_first(node):

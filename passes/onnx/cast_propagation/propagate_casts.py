@@ -14,7 +14,7 @@ from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy, checked_a
 from ort_dynamo.options.checks import is_bool
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.passes.onnx.analysis.element_counts import ElementCounts
-from ort_dynamo.passes.onnx.analysis.opsets import opset_of
+from ort_dynamo.passes.onnx.analysis.opsets import is_older, opset_of
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.cast_propagation.editor import CastEditor
 from ort_dynamo.passes.onnx.cast_propagation.narrowing_rules import (
@@ -144,7 +144,7 @@ class PropagateCasts(ir.passes.InPlacePass):
         Missing types are inferred and added; that alone is no modification. Values that inference cannot type stay
         untyped.
         """
-        if self.level < 0 or (opset_of(model) or _OPSET) < _OPSET or not _may_have_casts(model):
+        if self.level < 0 or is_older(model, _OPSET) or not _may_have_casts(model):
             return CastSummary()
         infer_missing_types(model)
         dtypes = [dtype for dtype in _NARROW if self.dtype in (None, dtype) and any(_casts(model, dtype))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -126,3 +127,12 @@ def test_the_numbers_are_the_product_also_after_onnx_runtimes_own_fusions(sizes:
     x, dy = generator.standard_normal((k, m), np.float32), generator.standard_normal((k, n), np.float32)
     expected = x.T.astype(np.float64) @ dy
     np.testing.assert_allclose(session.run(None, {"x": x, "dy": dy})[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("opset", "modified"), [(8, False), (9, True)])
+def test_a_model_of_an_old_opset_stays_valid(opset: int, modified: bool) -> None:
+    model = ir.from_onnx_text(f"""<ir_version: 3, opset_import: ["" : {opset}, "com.microsoft" : 1]>
+        g (float[256, 8] a, float[256, 256] b) => (float[8, 256] y) {{
+            y = com.microsoft.FusedMatMul <transA = 1> (a, b) }}""")
+    assert TransposeOnce()(model).modified == modified
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)

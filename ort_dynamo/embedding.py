@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ort_dynamo.backend import compile_recorded, compile_step, ort_train
 from ort_dynamo.capture.whole_graphs import capture_gradients, capture_whole
-from ort_dynamo.graph.dtypes import onnx_dtype
+from ort_dynamo.graph.dtypes import onnx_dtype, onnx_tensor
 from ort_dynamo.graph.marks import OBSERVERS
 from ort_dynamo.lowering.registry import named_lowering
 from ort_dynamo.options.groups import Options, PassOptions, make_options, parse_options
@@ -63,6 +63,7 @@ __all__ = [
     "named_lowering",
     "nearest",
     "onnx_dtype",
+    "onnx_tensor",
     "onnxruntime",
     "parse_options",
     "read_json",

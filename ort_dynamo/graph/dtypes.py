@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
-__all__ = ["ONNX_TO_TORCH", "TORCH_TO_ONNX", "is_representable", "onnx_dtype"]
+__all__ = ["ONNX_TO_TORCH", "TORCH_TO_ONNX", "is_representable", "onnx_dtype", "onnx_tensor"]
 
 TORCH_TO_ONNX: dict[torch.dtype, ir.DataType] = {
     torch.float32: ir.DataType.FLOAT,
@@ -32,3 +32,11 @@ def is_representable(dtype: torch.dtype) -> bool:
 def onnx_dtype(dtype: torch.dtype) -> ir.DataType:
     """Return the ONNX element type of `dtype`; KeyError for complex, quantised and other types without one."""
     return TORCH_TO_ONNX[dtype]
+
+
+def onnx_tensor(tensor: torch.Tensor, name: str) -> ir.TensorProtocol:
+    """Copy a tensor to ONNX; KeyError for a dtype without an ONNX element type."""
+    own = tensor.detach().cpu().contiguous()
+    if own.dtype is torch.bfloat16:
+        return ir.tensor(own.view(torch.uint16).numpy().view(ir.DataType.BFLOAT16.numpy()).copy(), name=name)
+    return ir.tensor(own.numpy().copy(), dtype=onnx_dtype(own.dtype), name=name)

@@ -1,4 +1,4 @@
-"""Symbolic sizes inside a graph: a sympy expression over size symbols becomes an int64 value."""
+"""Symbolic sizes inside a graph: a sympy expression over size symbols becomes an int64 or a float64 value."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def factors(size: int | torch.SymInt) -> list[int | torch.SymInt]:
 class Symbols:
     """Knows, for each size expression that some graph input carries, how to read it.
 
-    Values are 0-d; int64, or float64 for a float handed in as such. Each expression is built once per graph.
+    Values are 0-d; int64, or float64 for a float. Each expression is built once per graph.
     """
 
     def __init__(self, builder: LoweringBuilder) -> None:
@@ -101,7 +101,7 @@ class Symbols:
         args = expr.args
         match expr:
             case _ if not expr.is_integer:
-                pass
+                return self._build_float(expr)
             case sympy.Add():
                 return functools.reduce(op.Add, map(self.value, args))
             case sympy.Mul() if all(a.is_integer for a in args):
@@ -119,12 +119,42 @@ class Symbols:
                 return op.Mod(self._floor_div(base, divisor), modulus)
             case sympy_functions.Mod() | sympy_functions.PythonMod() | sympy.Mod():
                 return op.Mod(*map(self.value, args))
-        raise UnsupportedNodeError(f"the number {expr} cannot be computed from the graph's inputs")
+        raise _unknown(expr)
+
+    def _build_float(self, expr: sympy.Expr) -> ir.Value:
+        """Compute Python's float arithmetic on sizes, such as the divisor of a variance, in float64."""
+        op = self._op
+        match expr:
+            case sympy.Number():
+                return self._builder.constant(float(expr), ir.DataType.DOUBLE)
+            case sympy_functions.ToFloat():
+                return self._float(expr.args[0])
+            case sympy.Add():
+                return functools.reduce(op.Add, map(self._float, expr.args))
+            case sympy.Mul():
+                return functools.reduce(op.Mul, map(self._float, expr.args))
+            case sympy.Pow() if expr.args[1] == -1:
+                return op.Div(self._builder.constant(1.0, ir.DataType.DOUBLE), self._float(expr.args[0]))
+            case sympy.Max() | sympy_functions.Max():
+                return op.Max(*map(self._float, expr.args))
+            case sympy.Min() | sympy_functions.Min():
+                return op.Min(*map(self._float, expr.args))
+            case sympy_functions.FloatTrueDiv() | sympy_functions.IntTrueDiv():
+                return op.Div(*map(self._float, expr.args))
+        raise _unknown(expr)
+
+    def _float(self, expr: sympy.Expr) -> ir.Value:
+        value = self.value(expr)
+        return value if value.dtype == ir.DataType.DOUBLE else self._op.Cast(value, to=ir.DataType.DOUBLE)
 
     def _floor_div(self, dividend: ir.Value, divisor: ir.Value) -> ir.Value:
         # ONNX integer Div truncates. Mod has the divisor's sign, so dividend - Mod is an exact multiple.
         op = self._op
         return op.Div(op.Sub(dividend, op.Mod(dividend, divisor)), divisor)
+
+
+def _unknown(expr: sympy.Expr) -> UnsupportedNodeError:
+    return UnsupportedNodeError(f"the number {expr} cannot be computed from the graph's inputs")
 
 
 def known_dims(fake: Any) -> list[tuple[int, sympy.Expr]]:

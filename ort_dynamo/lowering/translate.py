@@ -12,8 +12,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.errors import LoweringError, UnsupportedNodeError
-from ort_dynamo.graph.boundary import ValueSpec, input_spec, inverse, output_spec
-from ort_dynamo.graph.dtypes import is_representable, onnx_dtype
+from ort_dynamo.graph.boundary import ValueSpec, inverse, output_spec
+from ort_dynamo.graph.dtypes import onnx_dtype, onnx_tensor
 from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
 from ort_dynamo.lowering.context import LoweringContext
@@ -21,13 +21,14 @@ from ort_dynamo.lowering.kernel_checks import node_left_to_torch
 from ort_dynamo.lowering.random_ops import RANDOM_OPS
 from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
+from ort_dynamo.lowering.value_checks import check_outputs, check_tensor, entering_spec, is_number
 from ort_dynamo.program.progress import counted
 from ort_dynamo.program.source_line import user_line
 from ort_dynamo.targets.target import OPSET, Target
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, higher_order
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.sizes.size_guards import SIZE_FACTS, recording, replaying
-from ort_dynamo.torch_internals.sizes.symbols import DataDependentSizeError, expression, given_expression, known_true
+from ort_dynamo.torch_internals.sizes.symbols import DataDependentSizeError, given_expression, known_true
 
 __all__ = ["COND", "Lowered", "lower", "refusal"]
 
@@ -72,7 +73,7 @@ def lower(gm: GraphModule, target: Target) -> Lowered:
         LoweringError: with the node and the user's line.
     """
     (output,) = gm.graph.find_nodes(op="output")
-    inputs = [(node, _input_spec(node)) for node in gm.graph.find_nodes(op="placeholder")]
+    inputs = [(node, entering_spec(node)) for node in gm.graph.find_nodes(op="placeholder")]
     outputs = [(node, output_spec(node.meta["val"])) for node in output.args[0]]
     facts = (fact for node in gm.graph.nodes for fact in node.meta.get(SIZE_FACTS, ()))
     with replaying(facts) as answered:
@@ -90,12 +91,12 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
         walk.add_input(node, spec)
     for node in counted(gm.graph.nodes, "translating to ONNX"):
         try:
-            if node.op == "call_function" and isinstance(node.meta.get("val"), (int, torch.SymInt)):
+            if node.op == "call_function" and is_number(node):
                 walk.add_number(node)  # in a whole graph; an island gets its sizes
             elif node.op == "call_function":
                 walk.add_node(node)
             elif node.op == "get_attr":
-                walk.add_subgraph(node)
+                walk.add_attribute(node)
         except Exception as error:
             raise _located(node, error) from error
     for index, (node, spec) in enumerate(outputs):
@@ -125,8 +126,8 @@ def _refusal(node: Node, target: Target, lacks_kernel: LacksKernel) -> str | Non
     try:
         walk.offer_all_sizes(node)
         for argument in node.all_input_nodes:
-            if argument.op == "get_attr" and isinstance(argument.meta["val"], GraphModule):
-                walk.add_subgraph(argument)
+            if isinstance(subgraph := _attribute(argument), GraphModule):
+                walk.values[argument] = subgraph
             else:
                 walk.add_argument(argument)
         walk.add_node(node)
@@ -185,7 +186,7 @@ class _Walk:
         if isinstance(fake, (tuple, list)):  # getitem of a fallback node
             self.values[node] = tuple(None if f is None else self._fake_input(node.name, f) for f in fake)
         else:
-            self.add_input(node, _input_spec(node))
+            self.add_input(node, entering_spec(node))
 
     def refuses_nothing(self) -> str | None:
         """Return an operator of this graph whose kernel on CUDA refuses an axis of size 0, or None."""
@@ -217,13 +218,19 @@ class _Walk:
         self._fakes[value] = fake
         return value
 
-    def add_subgraph(self, node: Node) -> None:
-        self.values[node] = node.meta["val"]
+    def add_attribute(self, node: Node) -> None:
+        """Add a sub-graph, or a constant tensor of the program; an island gets such a tensor as an input."""
+        found = _attribute(node)
+        if isinstance(found, torch.Tensor):
+            name, fake = node.name, node.meta["val"]
+            found = self._builder.initializer(onnx_tensor(found, name), name)
+            self._fakes[found] = fake
+        self.values[node] = found
 
     def add_number(self, node: Node) -> None:
         """Add arithmetic on sizes; its readers look up the value."""
         number = node.meta["val"]
-        self._symbols.value(expression(number))  # refuses sizes that depend on data
+        self._symbols.value(given_expression(number))  # refuses sizes that depend on data
         self.values[node] = number
 
     def add_node(self, node: Node) -> None:
@@ -236,7 +243,7 @@ class _Walk:
                 raise AssertionError(f"output {node.args[1]} of {node.args[0]} was not lowered")
             self.values[node] = value
             return
-        _check_outputs(node)
+        check_outputs(node)
         if not isinstance(node.target, OpOverload):
             raise UnsupportedNodeError(f"{node.target} is not an ATen operator")
         context = LoweringContext(self._builder, self._symbols, self._fakes, node)
@@ -287,7 +294,7 @@ class _Walk:
         if not returned or not all(isinstance(fakes[index], torch.Tensor) for index in returned):
             raise UnsupportedNodeError("its branches return something other than tensors")
         for index in returned:
-            _check_tensor(fakes[index])
+            check_tensor(fakes[index])
         then_branch = self._branch(f"{self._prefix}{node.name}_then", on_true, operands, returned)
         else_branch = self._branch(f"{self._prefix}{node.name}_else", on_false, operands, returned)
         self._builder.origin = f"{node.name}: {node.target}"
@@ -307,7 +314,7 @@ class _Walk:
             walk.values[placeholder] = operand
         for node in gm.graph.nodes:
             try:
-                walk._add_branch_node(gm, node)
+                walk._add_branch_node(node)
             except UnsupportedNodeError as error:
                 raise UnsupportedNodeError(f"in a branch, {node.target}: {error.reason}") from error
         (output,) = gm.graph.find_nodes(op="output")
@@ -324,13 +331,13 @@ class _Walk:
             walk.graph.outputs.append(value)
         return walk.graph
 
-    def _add_branch_node(self, gm: GraphModule, node: Node) -> None:
+    def _add_branch_node(self, node: Node) -> None:
         if node.op == "get_attr":
-            self.values[node] = attribute = operator.attrgetter(str(node.target))(gm)
+            self.values[node] = attribute = _attribute(node)
             if not isinstance(attribute, GraphModule):
                 raise UnsupportedNodeError("it reads a constant tensor")
         elif node.op == "call_function":
-            if isinstance(node.meta.get("val"), (int, torch.SymInt)):
+            if is_number(node):
                 self.add_number(node)
                 return
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
@@ -349,14 +356,9 @@ class _Walk:
         self.graph.outputs.append(value)
 
 
-def _input_spec(node: Node) -> ValueSpec:
-    fake = node.meta["val"]
-    if isinstance(fake, torch.Tensor):
-        _check_tensor(fake)
-    spec = input_spec(fake)
-    if spec is None:
-        raise UnsupportedNodeError(f"it has an input of type {type(fake).__name__}")
-    return spec
+def _attribute(node: Node) -> Any:
+    """Return the sub-graph or tensor that a get_attr node names; None of other nodes."""
+    return operator.attrgetter(str(node.target))(node.graph.owning_module) if node.op == "get_attr" else None
 
 
 def _behind_identity(value: ir.Value) -> ir.Value:
@@ -370,30 +372,6 @@ def _behind_identity(value: ir.Value) -> ir.Value:
 def _located(node: Node, error: Exception) -> LoweringError:
     detail = f"{type(error).__name__}: {error}"
     return LoweringError(node=node.format_node(), where=user_line(node), error=detail)
-
-
-def _check_outputs(node: Node) -> None:
-    """Refuse outputs that no session can give, unless no node reads them."""
-    fake = node.meta.get("val")
-    if fake is None:
-        raise UnsupportedNodeError("it has no output, and runs for its side effect")
-    if isinstance(fake, (tuple, list)):
-        read = [user.args[1] for user in node.users if user.target is operator.getitem]
-        fakes = [one for index, one in enumerate(fake) if index in read]
-    else:
-        fakes = [fake]
-    for one in fakes:
-        if isinstance(one, torch.Tensor):
-            _check_tensor(one)
-        elif one is not None:
-            raise UnsupportedNodeError(f"it has an output of type {type(one).__name__}")
-
-
-def _check_tensor(fake: torch.Tensor) -> None:
-    if fake.layout is not torch.strided:
-        raise UnsupportedNodeError(f"it has a tensor of layout {fake.layout}")
-    if not is_representable(fake.dtype):
-        raise UnsupportedNodeError(f"dtype {fake.dtype} has no ONNX Runtime tensor")
 
 
 def _dim(size: int | torch.SymInt) -> int | str:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
-import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.errors import OpsetError, TrainingGraphError
+from ort_dynamo.errors import LoweringError, OpsetError, TrainingGraphError, UnsupportedNodeError
 from ort_dynamo.graph.boundary import inverse
 from ort_dynamo.graph.marks import RANDOM, READABLE, SCOPE
-from ort_dynamo.lowering.translate import lower, refusal
+from ort_dynamo.lowering.translate import Lowered, lower, refusal
+from ort_dynamo.lowering.value_checks import is_number
 from ort_dynamo.options.groups import PassOptions
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.passes.pipelines import fx_passes, onnx_passes, opset_passes
@@ -67,7 +67,7 @@ def export_graph(
     if scopes is not None:
         _put(gm, scopes)
     _check(gm, target)
-    lowered = lower(gm, target)
+    lowered = _lowered(gm, target)
     run_passes(onnx_passes(options, target), lowered.model)
     model = readable(ir.to_proto(lowered.model).SerializeToString(), gm, makers(lowered.model))
     placeholders = gm.graph.find_nodes(op="placeholder")
@@ -106,8 +106,7 @@ def _drop_assertions(gm: GraphModule) -> None:
 def _check(gm: GraphModule, target: Target) -> None:
     reasons = []
     for node in gm.graph.nodes:
-        is_size = isinstance(node.meta.get("val"), (int, torch.SymInt))
-        if node.op != "call_function" or is_size:
+        if node.op != "call_function" or is_number(node):
             continue
         is_random = node.meta.get(RANDOM) and not target.stands_alone
         reason = "it generates random numbers" if is_random else refusal(node, target)
@@ -115,6 +114,16 @@ def _check(gm: GraphModule, target: Target) -> None:
             reasons.append(f"\n  {node.target}: {reason}\n    {user_line(node)}")
     if reasons:
         raise TrainingGraphError(reason="these operators cannot be part of it:" + "".join(reasons))
+
+
+def _lowered(gm: GraphModule, target: Target) -> Lowered:
+    """Lower a graph; a size that its inputs do not decide is refused with its line."""
+    try:
+        return lower(gm, target)
+    except LoweringError as error:
+        if not isinstance(error.__cause__, UnsupportedNodeError):
+            raise
+        raise TrainingGraphError(reason=f"{error.__cause__}\n    {error.facts['where']}") from error
 
 
 def _name_ends(graph: ir.Graph, inputs: Sequence[str], outputs: Sequence[str]) -> None:

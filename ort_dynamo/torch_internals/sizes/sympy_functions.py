@@ -14,18 +14,32 @@ from ort_dynamo.torch_internals.lookup import private
 
 __all__ = [
     "CleanDiv",
+    "FloatTrueDiv",
     "FloorDiv",
+    "IntTrueDiv",
     "Max",
     "Min",
     "Mod",
     "ModularIndexing",
     "PythonMod",
     "PythonReferenceAnalysis",
+    "ToFloat",
     "sympy_interp",
 ]
 
 if TYPE_CHECKING:
-    from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
+    from torch.utils._sympy.functions import (
+        CleanDiv,
+        FloatTrueDiv,
+        FloorDiv,
+        IntTrueDiv,
+        Max,
+        Min,
+        Mod,
+        ModularIndexing,
+        PythonMod,
+        ToFloat,
+    )
 else:
 
     def _function(name: str) -> Any:
@@ -33,9 +47,12 @@ else:
         return private(f"torch.utils._sympy.functions:{name}") or type(name, (sympy.Function,), {})
 
     CleanDiv = _function("CleanDiv")
+    FloatTrueDiv = _function("FloatTrueDiv")
     FloorDiv = _function("FloorDiv")
+    IntTrueDiv = _function("IntTrueDiv")
     Max = _function("Max")
     Min = _function("Min")
     Mod = _function("Mod")
     ModularIndexing = _function("ModularIndexing")
     PythonMod = _function("PythonMod")
+    ToFloat = _function("ToFloat")

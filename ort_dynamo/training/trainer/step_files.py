@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any
 
 import onnx_ir as ir
-import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ort_dynamo.embedding import PassOptions, export_graph, onnx_dtype
+from ort_dynamo.embedding import PassOptions, export_graph, onnx_dtype, onnx_tensor
 from ort_dynamo.errors import TrainingGraphError
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.captured_step import CapturedStep
@@ -149,7 +148,7 @@ def _set_inputs(
             if value.uses() and not compute_size(graph, value, sources):
                 raise TrainingGraphError(reason=f"no node computes {name}")
             continue
-        value.const_value = _tensor(state[name], name)
+        value.const_value = onnx_tensor(state[name], name)
         graph.register_initializer(value)
         if may_be_fed:
             graph.inputs.append(value)
@@ -208,10 +207,3 @@ def _call_symbols(graph: ir.Graph, symbols: Mapping[str, str]) -> None:
     for value in (*graph.inputs, *graph.outputs, *(one for node in graph.all_nodes() for one in node.outputs)):
         if value.shape is not None and not value.shape.is_static():
             value.shape = ir.Shape([symbols.get(str(size), size) for size in value.shape])
-
-
-def _tensor(tensor: Tensor, name: str) -> ir.TensorProtocol:
-    own = tensor.detach().cpu().contiguous()
-    if own.dtype is torch.bfloat16:
-        return ir.tensor(own.view(torch.uint16).numpy().view(ir.DataType.BFLOAT16.numpy()), name=name)
-    return ir.tensor(own.numpy().copy(), dtype=onnx_dtype(own.dtype), name=name)

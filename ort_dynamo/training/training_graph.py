@@ -137,9 +137,10 @@ def _write_state(model: ir.Model, path: Path) -> None:
     for value in model.graph.inputs:
         name = str(value.name)
         if name in model.graph.initializers and value.const_value is not None:
+            dtype = value.const_value.dtype
+            expected = f"None, since NumPy has no dtype for the {dtype} of {name!r}"
+            _check("state_path", str(path), dtype.numpy().isbuiltin == 1, expected)
             values[name] = value.const_value.numpy()
-            expected = f"None, since NumPy has no dtype for the {value.dtype} of {name!r}"
-            _check("state_path", str(path), values[name].dtype.isbuiltin == 1, expected)
             del model.graph.initializers[name]
             value.const_value = None
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -54,9 +54,19 @@ def test_it_trains_as_with_default_values_and_opens_without_a_warning(
     assert "appears in graph inputs" in "".join(capfd.readouterr()), "the text that it looks for is ONNX Runtime's"
 
 
-def test_a_dtype_that_numpy_lacks_is_refused(tmp_path: Path) -> None:
+def test_the_file_of_a_newer_opset_trains_from_its_state(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    whole = export(model)
+    apart = export(model, opset_version=21, state_path=tmp_path / "state.npz")
+    state = dict(np.load(tmp_path / "state.npz"))
+    assert {str(one.dtype) for one in state.values()} == {"float32", "float64", "int64"}
+    assert trained(apart.SerializeToString(), state) == trained(whole.SerializeToString(), {})
+
+
+@pytest.mark.parametrize("opset", [20, 21])
+def test_a_dtype_that_numpy_lacks_is_refused(opset: int, tmp_path: Path) -> None:
     with pytest.raises(
         InvalidArgumentError, match=r"expected None, since NumPy has no dtype for the BFLOAT16 of 'weight'"
     ):
-        export(nn.Linear(4, 3).bfloat16(), state_path=tmp_path / "state.npz")
+        export(nn.Linear(4, 3).bfloat16(), opset_version=opset, state_path=tmp_path / "state.npz")
     assert not (tmp_path / "state.npz").exists()

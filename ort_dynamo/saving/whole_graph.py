@@ -38,35 +38,34 @@ def export_graph(
     options: PassOptions,
     outputs: Sequence[str],
     *,
-    stands_alone: bool = True,
+    random: bool = True,
     contrib_ops: bool = True,
     scopes: Scopes | None = None,
 ) -> ir.Model:
     """Lower a functional ATen graph as one model for stock ONNX Runtime on the CPU, for any installed runtime.
 
-    Its inputs and outputs are the graph's, in order. Inputs have the names that the program gives them.
+    Its inputs and outputs are the graph's, in order. Inputs have the names that the program gives them. The model needs
+    no torch beside it. It has no assertions, since nothing in ONNX stops a run.
 
     Args:
         gm: an inference graph or a joint graph of AOTAutograd, which is changed.
         program: the program's names for its inputs.
         options: the options of the passes.
         outputs: the names of the outputs.
-        stands_alone: whether the model needs no torch beside it. It then has random operators, and no assertions, since
-            nothing in ONNX stops a run. Otherwise random operators are refused.
+        random: whether it may have random operators, which draw other numbers than torch's.
         contrib_ops: whether it may have ONNX Runtime's contrib operators; without them, any runtime can load it.
         scopes: gives the scope of a node, for its name and those of its values.
 
     Raises:
         TrainingGraphError: a node has no form in ONNX.
     """
-    target = _target(stands_alone=stands_alone, contrib_ops=contrib_ops)
-    run_passes(fx_passes(options, keep_random=stands_alone), gm)
-    if stands_alone:
-        _drop_assertions(gm)
+    target = _target(contrib_ops)
+    run_passes(fx_passes(options, keep_random=random), gm)
+    _drop_assertions(gm)
     name_nodes(gm, program)
     if scopes is not None:
         _put(gm, scopes)
-    _check(gm, target)
+    _check(gm, target, random)
     lowered = _lowered(gm, target)
     run_passes(onnx_passes(options, target), lowered.model)
     model = readable(ir.to_proto(lowered.model).SerializeToString(), gm, makers(lowered.model))
@@ -81,10 +80,10 @@ def export_graph(
     return model
 
 
-def _target(*, stands_alone: bool, contrib_ops: bool) -> Target:
+def _target(contrib_ops: bool) -> Target:
     """Stock ONNX Runtime on the CPU: gradient kernels are in the training build only."""
     stock = next(target for target in recorded_cpu_targets() if not target.gradient_kernels)
-    return dataclasses.replace(stock, contrib_ops=contrib_ops, stands_alone=stands_alone)
+    return dataclasses.replace(stock, contrib_ops=contrib_ops, stands_alone=True)
 
 
 def _put(gm: GraphModule, scopes: Scopes) -> None:
@@ -103,12 +102,12 @@ def _drop_assertions(gm: GraphModule) -> None:
     gm.recompile()
 
 
-def _check(gm: GraphModule, target: Target) -> None:
+def _check(gm: GraphModule, target: Target, random: bool) -> None:
     reasons = []
     for node in gm.graph.nodes:
         if node.op != "call_function" or is_number(node):
             continue
-        is_random = node.meta.get(RANDOM) and not target.stands_alone
+        is_random = node.meta.get(RANDOM) and not random
         reason = "it generates random numbers" if is_random else refusal(node, target)
         if reason is not None:
             reasons.append(f"\n  {node.target}: {reason}\n    {user_line(node)}")

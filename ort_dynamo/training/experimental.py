@@ -43,7 +43,7 @@ def export_gradient_graph(
     Inputs of the ONNX model are "input", "labels" and every parameter by its name; buffers are constants. Outputs are
     "output", "loss" and, for each parameter that requires a gradient, its name and "_grad". The first dimension of
     "input" and "labels" is "batch_size". It has operators of ONNX and contrib operators of ONNX Runtime, and no random
-    ops: put a model with dropout into eval mode.
+    ops: put a model with dropout into eval mode. It has no assertions, and no checks of labels and indices.
 
     Args:
         model: a model with one tensor as input and one as output, on the CPU.
@@ -144,7 +144,7 @@ class _Model:
     def build(self) -> ir.Model:
         """Lower the graph, and make inputs and outputs those that the file has."""
         names = self._keep_outputs()
-        made = export_graph(self._joint, self._program, PassOptions(), names, stands_alone=False)
+        made = export_graph(self._joint, self._program, PassOptions(), names, random=False)
         return self._named(made, names)
 
     def _keep_outputs(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,27 @@ def test_a_gradient_graph_has_a_tied_weight_once_by_its_first_name(tmp_path: Pat
     nn.functional.cross_entropy(model(x), y).backward()
     assert model.head.weight.grad is not None
     np.testing.assert_allclose(gradient, model.head.weight.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def of_one_hot(output: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.mse_loss(output, nn.functional.one_hot(labels, 3).float())
+
+
+@pytest.mark.parametrize("opset", [12, 17, 20])
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), of_one_hot])
+def test_a_gradient_graph_has_no_assertions_and_reaches_old_opsets(
+    opset: int, loss: Callable[[Tensor, Tensor], Tensor], tmp_path: Path
+) -> None:
+    model, path = nn.Linear(4, 3), tmp_path / "a.onnx"
+    x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    export_gradient_graph(model, loss, x, y, path, opset_version=opset)
+    assert [one.version for one in onnx.load(path).opset_import if not one.domain] == [opset]
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    weights = {name: one.detach().numpy() for name, one in model.named_parameters()}
+    (gradient,) = session.run(["weight_grad"], {"input": x.numpy(), "labels": y.numpy(), **weights})
+    loss(model(x), y).backward()
+    assert model.weight.grad is not None
+    np.testing.assert_allclose(gradient, model.weight.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,8 @@ def export_gradient_graph(
             raise
     finally:
         torch.compiler.reset()
+    if not capture.has_scalar_loss:
+        raise GradientGraphError(reason="the loss has several elements, and must be a scalar. Give its mean or its sum")
     if capture.joint is None or capture.program is None:
         raise GradientGraphError(reason="no parameter requires a gradient")
     try:
@@ -115,15 +117,21 @@ class _Capture:
     Attributes:
         joint: the joint graph.
         program: the program's names for its inputs.
+        has_scalar_loss: whether the last output of Dynamo's graph, the loss, has one element; else there is no joint
+            graph.
     """
 
     def __init__(self) -> None:
         self.joint: GraphModule | None = None
         self.program: Program | None = None
+        self.has_scalar_loss: bool = False
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self.program = read_program(gm, example_inputs)
-        self.joint = capture_gradients(gm, example_inputs)
+        (output,) = gm.graph.find_nodes(op="output")
+        self.has_scalar_loss = output.args[0][-1].meta["example_value"].numel() == 1
+        if self.has_scalar_loss:
+            self.joint = capture_gradients(gm, example_inputs)
         raise _Captured
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -71,7 +72,7 @@ class _ORTTrainerModelDesc:
     Args:
         model_desc: `{"inputs": [(name, shape)], "outputs": [(name, shape) or (name, shape, is_loss)]}`, with at least
             one input and one output. A shape is a list of ints, static dimensions, and strings, names of symbolic ones;
-            that of a scalar is empty. At most one output is the loss.
+            that of a scalar is empty. All names differ. At most one output is the loss.
 
     Attributes:
         inputs: an InputDescription for each input, an InputDescriptionTyped once its dtype is known.
@@ -96,6 +97,10 @@ class _ORTTrainerModelDesc:
         validator = cerberus.Validator(schema, error_handler=DocumentErrors)
         if not validator.validate(dict(model_desc)):
             raise ValueError(f"Invalid model_desc: {validator.errors}{did_you_mean(validator.errors, schema)}")
+        names = Counter(name for kind in ("inputs", "outputs") for name, *_ in model_desc[kind])
+        if repeated := [name for name, count in names.items() if count > 1]:
+            spelled = ", ".join(map(repr, repeated))
+            raise ValueError(f"Invalid model_desc: give each input and output a name of its own; {spelled} is repeated")
         self.inputs: list[InputDescription | InputDescriptionTyped] = [
             InputDescription(name, list(shape)) for name, shape in model_desc["inputs"]
         ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ort_dynamo import ORTTrainer, ORTTrainerOptions
-from ort_dynamo.errors import TrainingGraphError
+from ort_dynamo.errors import GradientGraphError, TrainingGraphError
 from ort_dynamo.training import optim
 from ort_dynamo.training.experimental import export_gradient_graph
 from ort_dynamo.training.training_graph import export_training_graph
@@ -126,8 +126,6 @@ def test_a_trainer_writes_its_files(name: str, tmp_path: Path) -> None:
 
 
 def test_a_literal_of_a_dtype_that_no_session_holds_is_refused() -> None:
-    from ort_dynamo.errors import TrainingGraphError
-
     model = Model(lambda model, x: (model.layer(x) * torch.tensor([1j, 2j, 3j])).real)
     with pytest.raises(
         TrainingGraphError, match=r"lift_fresh_copy\S*: dtype torch.complex64 has no ONNX Runtime tensor"
@@ -145,3 +143,17 @@ def test_a_size_that_has_no_form_in_onnx_is_refused_with_its_line() -> None:
         export_training_graph(
             model, DESCRIPTION, optim.SGDConfig(lr=0.5), feeds(6), loss_fn=nn.functional.cross_entropy
         )
+
+
+@pytest.mark.parametrize("part", ["forward", "gradients", "step"])
+def test_a_loss_that_is_no_scalar_is_refused(part: Any, tmp_path: Path) -> None:
+    def loss(scores: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(scores, labels, reduction="none")
+
+    model, config = nn.Linear(4, 3), optim.SGDConfig(lr=0.5)
+    with pytest.raises(
+        TrainingGraphError, match=r"cannot be one graph: the loss has the shape \[6\], and must be a sc"
+    ):
+        export_training_graph(model, DESCRIPTION, config, feeds(6), loss_fn=loss, part=part)
+    with pytest.raises(GradientGraphError, match=r"the loss has several elements, and must be a scalar"):
+        export_gradient_graph(model, loss, *feeds(6), tmp_path / "a.onnx")

@@ -116,6 +116,7 @@ def capture(
         if raised is not None:
             raise TrainingGraphError(reason=f"torch cannot trace its gradients: {raised}") from error
         if breaks_graph(error):
+            called(*given)  # raises the program's own errors
             raise TrainingGraphError(reason=f"torch cannot trace it as one graph: {error}") from error
         raise
     return seen.captured(outputs, given)

@@ -74,7 +74,11 @@ class CombinedModel(nn.Module):
             raise TrainingGraphError(reason=f"{kind}.forward() cannot take {count}: {error}{advice}") from error
 
     def forward(self, *inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Compute the loss, and the outputs in the order of model_desc: the loss among them, the others detached."""
+        """Compute the loss, and the outputs in the order of model_desc: the loss among them, the others detached.
+
+        Raises:
+            TrainingGraphError: the model gives too few outputs, or the loss is no scalar.
+        """
         given = inputs if self.loss_fn is None else inputs[:-1]
         with self._computing(given):
             found = self.called(given)
@@ -88,6 +92,9 @@ class CombinedModel(nn.Module):
         else:
             loss = self.loss_fn(_widened(found) if self._narrow is not None else found, inputs[-1])
             outputs.insert(self._loss, loss)
+        if loss.dim() and loss.numel() != 1:
+            reason = f"the loss has the shape {list(loss.shape)}, and must be a scalar. Give its mean or its sum"
+            raise TrainingGraphError(reason=reason)
         if self._narrow is not None and loss.dtype is not torch.float64:
             loss = loss.float()
         results = [self._given(one) for one in outputs]

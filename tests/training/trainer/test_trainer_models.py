@@ -258,6 +258,16 @@ def test_too_few_outputs_are_refused() -> None:
         make_trainer(desc=desc).train_step(*batches(1)[0])
 
 
+@pytest.mark.parametrize("one_session", [True, False])
+def test_a_loss_that_is_no_scalar_is_refused(one_session: bool) -> None:
+    batch = batches(1)[0]
+    trainer = make_trainer(one_session=one_session, loss_fn=lambda found, y: classify(found, y).expand(2))
+    with pytest.raises(TrainingGraphError, match=r"the loss has the shape \[2\], and must be a scalar"):
+        trainer.train_step(*batch)
+    trainer = make_trainer(one_session=one_session, loss_fn=lambda found, y: classify(found, y).reshape(1))
+    assert trainer.train_step(*batch)[0].numel() == 1
+
+
 def test_a_described_output_that_is_no_tensor_is_refused() -> None:
     class Odd(Mlp):
         def forward(self, input1: Tensor) -> Any:

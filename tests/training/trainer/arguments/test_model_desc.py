@@ -146,6 +146,16 @@ def test_a_refusal_has_its_old_text(model_desc: Any, message: str) -> None:
         assert message_of(model_desc) == f"Invalid model_desc: {message}"
 
 
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "repeated"),
+    [("ab", "cc", "'c'"), ("aa", "bc", "'a'"), ("ab", "ca", "'a'"), ("aab", "bc", "'a', 'b'")],
+)
+def test_a_repeated_name_is_refused(inputs: str, outputs: str, repeated: str) -> None:
+    model_desc = {"inputs": [(name, []) for name in inputs], "outputs": [(name, []) for name in outputs]}
+    expected = f"Invalid model_desc: give each input and output a name of its own; {repeated} is repeated"
+    assert message_of(model_desc) == expected
+
+
 @pytest.mark.parametrize("model_desc", [None, 5, "a", [("inputs", [])]])
 def test_a_description_is_a_dict(model_desc: Any) -> None:
     assert (
@@ -245,6 +255,10 @@ def fuzzed(model_desc: dict[str, Any]) -> None:
             errors[field] = [wrong]
     if errors:
         assert in_order(refused(model_desc)) == in_order(errors)
+        return
+    names = [name for field in ("inputs", "outputs") for name, *_ in model_desc[field]]
+    if len(set(names)) < len(names):
+        assert "give each input and output a name of its own" in message_of(model_desc)
         return
     taken = md_val._ORTTrainerModelDesc(model_desc)
     assert taken.inputs == model_desc["inputs"]

@@ -130,10 +130,10 @@ def _name_ends(graph: ir.Graph, inputs: Sequence[str], outputs: Sequence[str]) -
     ends = {**dict(zip(graph.inputs, inputs, strict=True)), **dict(zip(graph.outputs, outputs, strict=True))}
     taken = {*inputs, *outputs}
     unique = UniqueNames(taken)
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            if value not in ends and value.name in taken:
-                value.name = unique.fresh(str(value.name))
+    made = (value for node in graph.all_nodes() for value in node.outputs)
+    for value in (*graph.initializers.values(), *made):
+        if value not in ends and value.name in taken:
+            value.name = unique.fresh(str(value.name))
     for value, name in ends.items():
         value.name = name
 

@@ -25,6 +25,7 @@ from ort_dynamo.embedding import (
 )
 from ort_dynamo.errors import GradientGraphError, OpsetError, TrainingGraphError
 from ort_dynamo.training.torch_internals import may_be_dynamic, raised_by_backend, spell_outputs
+from ort_dynamo.training.trainer.file_names import refuse_tensors_named
 from ort_dynamo.training.trainer.step_files import compute_size
 
 __all__ = ["export_gradient_graph"]
@@ -55,8 +56,11 @@ def export_gradient_graph(
 
     Raises:
         GradientGraphError: the model cannot be written as one ONNX model.
+        InvalidArgumentError: a parameter or buffer has the name of another input or output.
         OSError: the file cannot be written.
     """
+    trained = {f"{name}_grad" for name, one in model.named_parameters() if one.requires_grad}
+    refuse_tensors_named({"input", "labels", "output", "loss", *trained}, "export_gradient_graph", model)
     capture = _Capture()
     batch, labels = _traceable(example_input, example_labels)
 

@@ -84,7 +84,8 @@ def export_training_graph(
             the values in the model.
 
     Raises:
-        InvalidArgumentError: an argument has a value that it cannot take, or `inputs` do not fit `model_desc`.
+        InvalidArgumentError: an argument has a value that it cannot take, `inputs` do not fit `model_desc`, or two
+            values of the model would have the same name.
         ValueError: "Invalid model_desc: ...".
         TrainingGraphError: torch cannot trace the model as one graph, or an operator has no form in ONNX, or onnx
             cannot convert it to the opset: the message names each operator, with the reason.
@@ -113,7 +114,14 @@ def export_training_graph(
     kind = StepKind(gathers=gathers, scales=loss_scaling, clips=clip_gradient_norm, stands_alone=True)
     combined.training = model.training
     files = StepFiles(
-        combined, state, description, kind, PassOptions(), contrib_ops=contrib_ops, optimizer=optim_config.name
+        combined,
+        state,
+        description,
+        kind,
+        PassOptions(),
+        contrib_ops=contrib_ops,
+        optimizer=optim_config.name,
+        function="export_training_graph",
     )
     made = {
         "forward": lambda: files.forward(inputs, training=model.training),

@@ -22,15 +22,12 @@ from ort_dynamo.training.torch_internals import (
     raised_by_backend,
     spell_outputs,
 )
-from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
-from ort_dynamo.training.trainer.update_rules import LambRule
+from ort_dynamo.training.trainer.file_names import step_inputs, step_results
+from ort_dynamo.training.trainer.training_state import TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.whole_step import StepKind, WholeStepModule
 
-__all__ = ["LEARNING_RATE", "LOSS_SCALE", "CapturedStep", "capture", "state_names"]
+__all__ = ["CapturedStep", "capture"]
 
-LEARNING_RATE = "learning_rate"
-LOSS_SCALE = "loss_scale"
-_MOMENTS = ("Moment_1", "Moment_2")
 _INPUTS = "inputs"
 """Name of the captured function's parameter `*inputs`."""
 
@@ -55,24 +52,6 @@ class CapturedStep:
     repeated: dict[str, str]
     state: dict[str, Tensor]
     inputs: tuple[Tensor, ...]
-
-
-def state_names(weight: TrainedWeight, kind: StepKind) -> list[tuple[str, Tensor]]:
-    """List the tensors of a weight in a step beside its parameter, in the order of WholeStepModule's inputs."""
-    found: list[tuple[str, Tensor]] = []
-    if weight.is_narrow:
-        found.append((f"{weight.name}.full_precision", weight.master))
-    if kind.updates:
-        found += [(f"{weight.name}.{name}", one) for name, one in zip(_MOMENTS, weight.moments, strict=False)]
-    if kind.gathers > 1 and weight.gathered is not None:
-        found.append((f"{weight.name}.gathered_gradient", weight.gathered))
-    return found
-
-
-def count_name(group: UpdateGroup, index: int) -> str:
-    """Name a group's count of updates: as in a state_dict, numbered after the first."""
-    name = "step" if isinstance(group.rule, LambRule) else "Update_Count"
-    return f"{name}_{index}" if index else name
 
 
 def capture(
@@ -155,11 +134,12 @@ class _Capture:
         names = [self._name(name) for name in program.inputs]
         groups = self._state.groups_of(names) if self._kind is not None else []
         weights = [weight for group in groups for weight in group.weights]
-        extra = self._extra(groups)
+        kind = self._kind
+        extra = [] if kind is None else step_inputs(groups, kind, self._lr)
         self._state_inputs = dict(extra)
         self._called = [*names, *self._state_inputs]
         self._program = Program(program.name, tuple(self._called), program.compile_id)
-        self._results = self._result_names(groups)
+        self._results = [] if kind is None else step_results(groups, kind)
         self._examples = dict(zip(names, example_inputs, strict=True))
         places = [names.index(weight.name) for weight in weights]
         around = partial(self._around, groups=groups, places=places)
@@ -181,33 +161,6 @@ class _Capture:
         if self._kind is None:
             return gm
         return WholeStepModule(gm, groups, places, self._kind)
-
-    def _extra(self, groups: Sequence[UpdateGroup]) -> list[tuple[str, Tensor]]:
-        if self._kind is None:
-            return []
-        scalars = [
-            (LEARNING_RATE, torch.tensor(self._lr, dtype=torch.float64)),
-            (LOSS_SCALE, torch.ones((), dtype=torch.float64)),
-        ]
-        counts = [(count_name(group, index), group.count) for index, group in enumerate(groups)]
-        own = [pair for group in groups for weight in group.weights for pair in state_names(weight, self._kind)]
-        return [*scalars, *counts, *own]
-
-    def _result_names(self, groups: Sequence[UpdateGroup]) -> list[str]:
-        """Names of WholeStepModule's results after the outputs of the graph."""
-        kind = self._kind
-        if kind is None:
-            return []
-        weights = [weight for group in groups for weight in group.weights]
-        if not kind.updates:
-            return [f"{weight.name}.grad" for weight in weights]
-        made = ["all_finite"]
-        for weight in weights:
-            own = f"{weight.name}.full_precision" if weight.is_narrow else weight.name
-            made += [f"{own}.updated"]
-            made += [f"{weight.name}.{name}.updated" for name, _ in zip(_MOMENTS, weight.moments, strict=False)]
-        counts = [f"{count_name(group, index)}.updated" for index, group in enumerate(groups)]
-        return made + counts * kind.stands_alone
 
     def captured(self, outputs: Sequence[Any], given: Sequence[Tensor]) -> CapturedStep:
         """Describe the capture of a call that gave `outputs` for the model's inputs `given`."""

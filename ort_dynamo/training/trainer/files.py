@@ -17,6 +17,7 @@ from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.torch_internals import has_recurrent_layers
 from ort_dynamo.training.trainer.captured_step import capture
+from ort_dynamo.training.trainer.file_names import check_names
 from ort_dynamo.training.trainer.model_with_loss import PREFIX, CombinedModel
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.step_files import step_model
@@ -42,6 +43,7 @@ class StepFiles:
         optimizer: the optimizer's name, by which the nodes of the update are called.
         opset: version of ONNX's operators in the forward, as far as it can be written in it.
         infer_shapes: whether every value in a file has its shape; otherwise inputs and outputs alone.
+        function: the public function that the description was given to, for errors.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class StepFiles:
         optimizer: str = "Optimizer",
         opset: int = OPSET,
         infer_shapes: bool = True,
+        function: str = "ORTTrainer",
     ) -> None:
         self._combined = combined
         self._state = state
@@ -66,6 +69,7 @@ class StepFiles:
         self._optimizer = optimizer
         self._opset = opset
         self._infer_shapes = infer_shapes
+        self._function = function
 
     def forward(self, inputs: Sequence[Tensor], *, training: bool = False) -> ir.Model:
         """Return the forward and the loss, with the weights as constants.
@@ -111,6 +115,7 @@ class StepFiles:
         self, inputs: Sequence[Tensor], kind: StepKind | None, *, training: bool, may_be_fed: bool, lr: float
     ) -> ir.Model:
         combined = self._combined
+        check_names(self._function, self._description, combined.model, self._state, kind)
 
         def call(*inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
             return combined(*inputs)

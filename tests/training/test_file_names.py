@@ -48,8 +48,8 @@ def export(model: nn.Module, description: dict[str, Any] = DESCRIPTION, **given:
 @pytest.mark.parametrize("name", ["x", "y", "loss", "scores"])
 def test_a_name_of_model_desc_may_not_be_a_tensors(name: str, part: Any, is_buffer: bool, tmp_path: Path) -> None:
     message = (
-        "export_training_graph() cannot take the names in model_desc=['x', 'y', 'loss', 'scores']: expected names other "
-        f"than {name!r}, since the file has a parameter or buffer of the model under this name."
+        "export_training_graph() cannot take the names in model_desc=['x', 'y', 'loss', 'scores']: expected names "
+        f"other than {name!r}, since the file has a parameter or buffer of the model under this name."
     )
     with pytest.raises(InvalidArgumentError, match=re.escape(message)):
         export(Scaled(name, is_buffer=is_buffer), part=part, path=tmp_path / "a.onnx")

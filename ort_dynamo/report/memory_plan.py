@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,8 +22,9 @@ from ort_dynamo.passes.fx.analysis.plans import PlanRow, plan_rows
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.pipelines import plan_passes
 from ort_dynamo.passes.running import run_passes
-from ort_dynamo.program.program_state import generators
+from ort_dynamo.program.program_state import read_by, unchanged
 from ort_dynamo.targets.target import Target
+from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, untouched
 from ort_dynamo.torch_internals.tracing.frames import uncompiled
 
@@ -91,8 +91,10 @@ def memory_plan(
     """List the plans for the option recompute_plan that exist in a model, with the bytes and the time of each.
 
     The model is captured as the backend captures it, and its forward runs once, in eager, since graphs after a graph
-    break are known only then; nothing is saved for a backward. Buffers and random generators are put back. Everything
-    compiled before stays compiled, from torch 2.13 on. Older releases forget it (torch.compiler.reset()).
+    break are known only then; nothing is saved for a backward. Parameters, buffers, gradients, inputs and random
+    generators are put back, and so are the modules, optimizers and tensors that a function names. This takes memory
+    for a copy of them. Everything compiled before stays compiled, from torch 2.13 on. Older releases forget it
+    (torch.compiler.reset()).
 
     Args:
         model: a module or function; a compiled module is taken for the module in it.
@@ -112,7 +114,8 @@ def memory_plan(
         _check_needs_none(model)
     found: list[GraphPlan] = []
     capture = _capture(parse_options(None, options), found)
-    with untouched(), _unchanged(model), torch.enable_grad():
+    state = [*read_by(model).values(), *tree_leaves((args, kwargs))]
+    with untouched(), unchanged(state), torch.enable_grad():
         compile_apart(model, backend=capture, dynamic=dynamic)(*args, **kwargs)
     return MemoryPlan(tuple(found))
 
@@ -153,19 +156,9 @@ def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
     return backend
 
 
-def _as_is(gm: GraphModule, _: slice) -> GraphModule:
-    return gm
+def _as_is(gm: GraphModule, _: slice) -> Callable[..., Any]:
+    def run(given: list[Any]) -> Any:
+        return gm(*given)
 
-
-@contextmanager
-def _unchanged(model: Callable[..., Any]) -> Iterator[None]:
-    """Restore buffers and random generators; parameters are not copied, since a large model has no room for that."""
-    buffers = list(model.buffers()) if isinstance(model, nn.Module) else []
-    copies = [buffer.detach().clone() for buffer in buffers]
-    try:
-        with generators():
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, copy in zip(buffers, copies, strict=True):
-                buffer.copy_(copy)
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

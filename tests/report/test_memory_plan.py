@@ -91,6 +91,25 @@ def test_buffers_generators_and_gradients_are_as_before() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_the_modules_optimizers_and_inputs_of_a_function_are_as_before() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+
+    def step(x: Tensor) -> Tensor:
+        loss = model(x.mul_(2)).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    x = torch.ones(5, 4)
+    assert memory_plan(step, x).graphs
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert torch.equal(x, torch.ones(5, 4))
+    assert not optimizer.state
+
+
 def test_a_compiled_module_stands_for_the_module_in_it() -> None:
     model = Mlp()
     x = torch.randn(3, 4)

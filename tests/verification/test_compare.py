@@ -74,6 +74,18 @@ def test_values_that_one_run_lacks_are_differences() -> None:
     assert [one.name for one in found] == ["output 1", "output 0"]
 
 
+def test_a_gradient_of_zeros_stands_for_none_and_not_the_other_way_round() -> None:
+    zeros = torch.zeros(4)
+    for expected in ({"gradient of a": None}, {}):
+        assert not differences({"gradient of a": zeros}, expected, dict)
+        assert not differences({"gradient of a": zeros.to_sparse()}, expected, dict)
+        for wrong in (ONES, zeros / 0):
+            assert [one.name for one in differences({"gradient of a": wrong}, expected, dict)] == ["gradient of a"]
+    for found in ({"gradient of a": None}, {}):
+        assert [one.name for one in differences(found, {"gradient of a": zeros}, dict)] == ["gradient of a"]
+    assert differences({"output a": zeros}, {"output a": None}, dict)
+
+
 def test_a_result_that_cancels_is_measured_by_its_inputs() -> None:
     zero, noise = torch.zeros(2), torch.full((2,), 1e-11)
     assert first_problem([noise], [zero], lambda: [zero.double()], inputs=[ONES]) == ""

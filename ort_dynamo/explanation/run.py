@@ -28,6 +28,7 @@ from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.report.record import RECORDS
 from ort_dynamo.report.summary import summarize
 from ort_dynamo.torch_internals.aot import metadata
+from ort_dynamo.torch_internals.autograd import gradients_unless_freed
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, released, untouched
 from ort_dynamo.torch_internals.tracing.frames import frames, generated_function, uncompiled
@@ -47,12 +48,12 @@ def explain(
 ) -> Explanation:
     """Compile and run a model once, and tell where its operators run, and where memory and time go.
 
-    The forward runs on the given inputs, and so does the backward if a result requires a gradient. Call this under
-    torch.no_grad() or torch.autocast if the program calls the model so, and in train() or eval() mode. Nothing is
-    changed: attributes of modules, parameters, buffers, gradients, random generators, compiled functions and
-    `summary()` are as before. Sessions stay in the caches, so the first step of training finds them. Of a function,
-    modules, optimizers and tensors that it names are put back, and tensors that a compiled graph writes to. torch
-    before 2.13 forgets everything compiled (torch.compiler.reset()).
+    The forward runs on the given inputs, and so does the backward if a result requires a gradient and the function has
+    not run it itself. Call this under torch.no_grad() or torch.autocast if the program calls the model so, and in
+    train() or eval() mode. Nothing is changed: attributes of modules, parameters, buffers, gradients, random
+    generators, compiled functions and `summary()` are as before. Sessions stay in the caches, so the first step of
+    training finds them. Of a function, modules, optimizers and tensors that it names are put back, and tensors that a
+    compiled graph writes to. torch before 2.13 forgets everything compiled (torch.compiler.reset()).
 
     Args:
         function: a module or function. One that was compiled with ort_train is explained with its options.
@@ -195,7 +196,7 @@ class _Step:
 
     Attributes:
         forward: seconds of the last call.
-        backward: seconds of its backward; None without gradients.
+        backward: seconds of its backward; None without gradients, and if the function has run it itself.
     """
 
     def __init__(
@@ -214,9 +215,9 @@ class _Step:
         leaves = self._state.leaves
         if not (found and leaves):
             return
-        torch.autograd.grad(found, leaves, [torch.ones_like(one) for one in found], allow_unused=True)
-        _wait()
-        self.backward = time.perf_counter() - begin
+        if gradients_unless_freed(found, leaves, [torch.ones_like(one) for one in found]) is not None:
+            _wait()
+            self.backward = time.perf_counter() - begin
 
 
 def _written_inputs() -> tuple[int, ...]:

@@ -81,6 +81,21 @@ def test_a_backward_of_the_function_itself_leaves_no_gradient() -> None:
     assert all(one.grad is None for one in model.parameters())
 
 
+def test_a_function_that_runs_its_backward_may_return_its_loss() -> None:
+    model = Mlp()
+
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).sum()
+        loss.backward()
+        return loss
+
+    explained = explain(step, torch.randn(3, 4), measure=True)
+    assert explained.graphs
+    assert explained.measured is not None
+    assert explained.measured.backward is None
+    assert all(one.grad is None for one in model.parameters())
+
+
 def test_a_module_compiled_in_place_stays_so() -> None:
     model = Mlp()
     model.compile(backend="ort_train")

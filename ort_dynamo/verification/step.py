@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,7 +12,9 @@ from torch import nn
 
 from ort_dynamo.program.program_state import unchanged
 from ort_dynamo.testing import copied
-from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
+from ort_dynamo.torch_internals.autograd import gradients_unless_freed
+from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.verification.copies import Copies, refuse_nested
 
 __all__ = ["Step"]
 
@@ -30,6 +31,8 @@ class Step:
         modules: prefix of names -> module whose parameters and buffers belong to the step.
         names: of `args`; their numbers where there are none.
         others: optimizers and tensors that are put back, too.
+        held: tensors that the call reads beside its arguments: attributes of a graph. They are compared as inputs
+            are, and put back.
     """
 
     args: tuple[Any, ...]
@@ -37,6 +40,7 @@ class Step:
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     others: tuple[Any, ...] = ()
+    held: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def observe(
         self,
@@ -47,22 +51,28 @@ class Step:
         """Run the step, and return its outputs, gradients, buffers and inputs by their names.
 
         Outputs of one element are losses: their gradients are the step's. Without one, the gradients of all outputs
-        are drawn, the same at each run.
+        are drawn, the same at each run. If the call itself has run the backward, its gradients are the step's.
 
         Args:
             call: called with the step's arguments.
             watching: open while the step runs.
             read: makes of a tensor the value that is returned.
+
+        Raises:
+            UncheckableError: an input cannot be copied, or an output is a nested tensor.
         """
-        args, kwargs = _copied((self.args, dict(self.kwargs)))
-        with unchanged((*self.modules.values(), *self.others)):
+        copies = Copies((self.args, dict(self.kwargs)), _holds_tensors)
+        args, kwargs = copies.values
+        with unchanged((*self.modules.values(), *self.others, *self.held.values())):
             with watching or nullcontext():
                 outputs = call(*args, **kwargs)
+                for one in tree_leaves(outputs):
+                    refuse_nested(one)
                 leaves = self._leaves(args, kwargs)
-                gradients = _gradients(outputs, leaves)
+                gradients = _gradients(outputs, {name: copies.leaf_of(one) for name, one in leaves.items()})
             seen = {f"output {name}": one for name, one in _named(outputs)} | gradients
             seen |= {f"buffer {name}": one for name, one in self._tensors("named_buffers")}
-            seen |= {f"{name} after": one for name, one in leaves.items() if name.startswith("input")}
+            seen |= {f"{name} after": one for name, one in leaves.items() if name.startswith(("input", "attribute"))}
             return {name: read(one.detach()) if isinstance(one, torch.Tensor) else one for name, one in seen.items()}
 
     def _tensors(self, kind: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -75,20 +85,12 @@ class Step:
         inputs = [*zip(names, args, strict=True), *kwargs.items()]
         named = ((f"{name}{rest}", leaf) for name, value in inputs for rest, leaf in _inside(value))
         tensors = {f"input {name}": leaf for name, leaf in named if isinstance(leaf, torch.Tensor)}
+        tensors |= {f"attribute {name}": one for name, one in self.held.items()}
         return tensors | {f"parameter {name}": one for name, one in self._tensors("named_parameters")}
 
 
-def _copied(value: Any) -> Any:
-    """Copy the tensors of arguments; one that is given twice is one in the copy, too."""
-    made: dict[int, Any] = {}
-
-    def once(leaf: Any) -> Any:
-        if id(leaf) not in made:
-            holds_tensors = not isinstance(leaf, torch.Tensor) and next(_comparable(leaf), ("", None))[0]
-            made[id(leaf)] = copy.deepcopy(leaf) if holds_tensors else copied(leaf)
-        return made[id(leaf)]
-
-    return tree_map(once, value)
+def _holds_tensors(leaf: Any) -> bool:
+    return not isinstance(leaf, torch.Tensor) and bool(next(_comparable(leaf), ("", None))[0])
 
 
 def _named(value: Any) -> Iterator[tuple[str, Any]]:
@@ -138,15 +140,17 @@ _DEPTH = 4
 
 
 def _gradients(outputs: Any, leaves: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return the gradients of a call's outputs, or those that its own backward has left in the leaves."""
     tensors = [one for one in tree_leaves(outputs) if isinstance(one, torch.Tensor) and one.requires_grad]
     wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad and leaf.is_leaf}
-    if not (tensors and wanted and torch.is_grad_enabled()):
-        return {}
-    losses = [one for one in tensors if one.numel() == 1]
-    generator = torch.Generator().manual_seed(_SEED)
-    cotangents = [torch.ones_like(one) for one in losses] or [_random_cotangent(one, generator) for one in tensors]
-    found = torch.autograd.grad(losses or tensors, list(wanted.values()), cotangents, allow_unused=True)
-    return {f"gradient of {name}": one for name, one in zip(wanted, found, strict=True)}
+    if tensors and wanted and torch.is_grad_enabled():
+        losses = [one for one in tensors if one.numel() == 1]
+        generator = torch.Generator().manual_seed(_SEED)
+        cotangents = [torch.ones_like(one) for one in losses] or [_random_cotangent(one, generator) for one in tensors]
+        found = gradients_unless_freed(losses or tensors, list(wanted.values()), cotangents)
+        if found is not None:
+            return {f"gradient of {name}": one for name, one in zip(wanted, found, strict=True)}
+    return {f"gradient of {name}": leaf.grad for name, leaf in wanted.items() if leaf.grad is not None}
 
 
 def _random_cotangent(output: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

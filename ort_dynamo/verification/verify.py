@@ -25,6 +25,7 @@ from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, released, 
 from ort_dynamo.torch_internals.tracing.frames import generated_function, uncompiled
 from ort_dynamo.torch_internals.tracing.wrappers import zeros_in_memory
 from ort_dynamo.verification.check import check
+from ort_dynamo.verification.copies import UncheckableError
 from ort_dynamo.verification.find_rewrite import find_rewrite
 from ort_dynamo.verification.record import Recorder
 from ort_dynamo.verification.repeat import FOLDER
@@ -46,8 +47,9 @@ def verify(
     """Check one step of a model against eager mode, and find the first operator that differs.
 
     The step is a call, and the gradients of its loss. A loss is an output of one element; without one, all
-    outputs get random gradients. Outputs, gradients of parameters and inputs, buffers and inputs after the call are
-    compared. A difference counts if the result's error against float64 is clearly larger than eager's own.
+    outputs get random gradients. A function may run the backward itself. Outputs, gradients of parameters and inputs,
+    buffers and inputs after the call are compared. A difference counts if the result's error against float64 is
+    clearly larger than eager's own.
 
     The model's state, its gradients, the random generators and everything compiled before are put back. So are the
     modules, optimizers and tensors that a function names. The model runs in the mode, train() or eval(), that it is
@@ -64,7 +66,7 @@ def verify(
     Raises:
         UnknownOptionError, InvalidOptionError: bad options.
         InvalidArgumentError: the model is compiled by another backend, or `options` or `dynamic` is given for a
-            compiled one; or FSDP has sharded it.
+            compiled one; or FSDP has sharded it; or the call has nested tensors.
     """
     asked = asked_settings("verify", model, options=options, dynamic=dynamic)
     parsed = parse_options(asked.mode, asked.options)
@@ -85,7 +87,12 @@ def verify(
                 found = (find_rewrite(rewrites, recorded.runs) for rewrites, recorded in compiles)
                 return next(filter(None, found), None)
 
-        return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder), find)
+        try:
+            return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder), find)
+        except UncheckableError as reason:
+            expected = f"a call that can be compared with eager mode, but {reason}"
+            kinds = tuple(map(type, args))
+            raise InvalidArgumentError(function="verify", name="args", value=kinds, expected=expected) from reason
 
 
 def _refuse_shards(*models: Any) -> None:

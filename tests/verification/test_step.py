@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ort_dynamo import verify
+from ort_dynamo import register_lowering, verify
 from ort_dynamo.program.program_state import modules_of
 from ort_dynamo.verification.step import Step
 
@@ -93,6 +94,55 @@ def test_random_gradients_are_the_same_in_each_run() -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
     with torch.no_grad():
         assert not any(name.startswith("gradient") for name in step.observe(model))
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_the_gradients_of_a_backward_of_the_call_itself_are_the_steps(detached: bool) -> None:
+    model = nn.Linear(2, 1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss.detach() if detached else loss
+
+    x = torch.ones(3, 2)
+    seen = Step((x,), {}, {"": model}).observe(step)
+    expected = torch.autograd.grad(model(x).square().sum(), model.weight)[0]
+    torch.testing.assert_close(seen["gradient of parameter weight"], expected)
+    assert model.weight.grad is None
+    assert verify(step, x).ok
+
+
+def test_a_wrong_gradient_of_a_backward_of_the_call_itself_is_found(tmp_path: Path) -> None:
+    @register_lowering(torch.ops.aten.tanh_backward.default, replace=True)
+    def wrong(ctx: Any, gradient: Any, result: Any) -> Any:
+        return ctx.op.Mul(gradient, ctx.op.Sub(1.0, result))
+
+    model = nn.Linear(4, 4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).tanh().sum()
+        loss.backward()
+        return loss
+
+    result = verify(step, torch.randn(3, 4), folder=tmp_path)
+    assert "gradient of parameter model.weight" in [one.name for one in result.differences]
+    assert result.fault is not None
+    assert result.fault.operator == "aten.tanh_backward.default"
+
+
+def test_tensors_that_the_call_holds_are_compared_and_put_back() -> None:
+    held = nn.Parameter(torch.ones(2))
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            held.add_(x)
+        return (held * x).sum()
+
+    seen = Step((torch.ones(2),), held={"w": held}).observe(call)
+    assert seen["attribute w after"].tolist() == [2.0, 2.0]
+    assert seen["gradient of attribute w"].tolist() == [1.0, 1.0]
+    assert held.tolist() == [1.0, 1.0]
 
 
 MODEL = nn.Linear(2, 2)

@@ -47,6 +47,8 @@ class Copies:
         together: dict[Any, list[torch.Tensor]] = defaultdict(list)
         for one in given:
             refuse_nested(one)
+            if hasattr(type(one), "__tensor_flatten__"):
+                raise UncheckableError(f"it has tensors of the class {type(one).__name__}")
             if isinstance(one, torch.Tensor) and one.layout is torch.strided:
                 together[storage_identity(one), one.dtype].append(one)
         for tensors in together.values():

@@ -66,7 +66,7 @@ def verify(
     Raises:
         UnknownOptionError, InvalidOptionError: bad options.
         InvalidArgumentError: the model is compiled by another backend, or `options` or `dynamic` is given for a
-            compiled one; or FSDP has sharded it; or the call has nested tensors.
+            compiled one; or FSDP has sharded it; or an argument is a nested tensor or a DTensor.
     """
     asked = asked_settings("verify", model, options=options, dynamic=dynamic)
     parsed = parse_options(asked.mode, asked.options)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from ort_dynamo.torch_internals.fakes import storage_identity
 from ort_dynamo.verification.copies import Copies, UncheckableError
@@ -69,6 +70,11 @@ def test_views_made_without_gradients_stay_so() -> None:
     given = (fixed, leaf[1:])
     made = copies_of(*given).values
     assert [(one.requires_grad, one.is_leaf) for one in made] == [(one.requires_grad, one.is_leaf) for one in given]
+
+
+def test_tensors_made_of_other_tensors_are_refused() -> None:
+    with pytest.raises(UncheckableError, match="tensors of the class TwoTensor"):
+        copies_of(TwoTensor(torch.ones(2), torch.zeros(2)))
 
 
 def test_nested_tensors_are_refused() -> None:

@@ -95,7 +95,9 @@ def export_training_graph(
     _check("optim_config", optim_config, isinstance(optim_config, _OptimizerConfig), _CONFIGS)
     _check("part", part, part in get_args(_Part), "one of " + ", ".join(map(repr, get_args(_Part))))
     newest = onnx.defs.onnx_opset_version()
-    _check("opset_version", opset_version, opset_version in range(12, newest + 1), f"an int from 12 to {newest}")
+    is_opset = isinstance(opset_version, int) and 12 <= opset_version <= newest
+    _check("opset_version", opset_version, is_opset, f"an int from 12 to {newest}")
+    _check("contrib_ops", contrib_ops, isinstance(contrib_ops, bool), "a bool")
     _check("loss_fn", loss_fn, loss_fn is None or callable(loss_fn), _LOSSES)
     whole = isinstance(gradient_accumulation_steps, int) and gradient_accumulation_steps >= 1
     _check("gradient_accumulation_steps", gradient_accumulation_steps, whole, "an int >= 1")

@@ -153,6 +153,8 @@ def test_an_operator_without_a_form_in_the_opset_is_named() -> None:
         ({"part": "grads"}, InvalidArgumentError, "part='grads': expected one of 'forward', 'gradients', 'step'"),
         ({"opset_version": 99}, InvalidArgumentError, "opset_version=99: expected an int from 12 to "),
         ({"opset_version": 11}, InvalidArgumentError, "opset_version=11: expected an int from 12 to "),
+        ({"opset_version": 13.0}, InvalidArgumentError, "opset_version=13.0: expected an int from 12 to "),
+        ({"contrib_ops": "no"}, InvalidArgumentError, "contrib_ops='no': expected a bool"),
         ({"loss_fn": None}, TrainingGraphError, r"Linear.forward\(\) cannot take 2 inputs: .* give loss_fn"),
         ({"optim_config": optim.SGDConfig}, InvalidArgumentError, "SGDConfig, AdamConfig or Lamb"),
         ({"loss_fn": "mse"}, InvalidArgumentError, "loss_fn='mse': expected a function of the model's output"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,8 @@ def compile_region(
         function: the function to compile.
         backend: the backend, as a function.
         dynamic: True makes all input sizes symbolic, False none; None those that are marked or have changed.
-        whole: raise an error that `breaks_graph` recognizes if Dynamo cannot trace the call as one graph.
+        whole: raise an error that `breaks_graph` recognizes if Dynamo cannot trace the call as one graph. Calls of
+            loggers are left out, since they would break it.
         recurrent: trace nn.LSTM, nn.GRU and nn.RNN, which Dynamo runs in eager by default.
     """
     entry: Callable[..., Any] = _optimize or torch.compile
@@ -86,14 +88,29 @@ def compile_region(
     if whole:
         settings["nopython" if entry is _optimize else "fullgraph"] = True
     compiled: Callable[..., Any] = entry(backend=backend, dynamic=dynamic, **settings)(function)
-    if not (recurrent and hasattr(_config, "allow_rnn")):
+    tracing: dict[str, Any] = {}
+    if recurrent and hasattr(_config, "allow_rnn"):
+        tracing["allow_rnn"] = True
+    if whole and hasattr(_config, "ignore_logging_functions"):
+        tracing["ignore_logging_functions"] = {*_config.ignore_logging_functions, *_logging_methods()}
+    if not tracing:
         return compiled
 
     def traced(*args: Any, **kwargs: Any) -> Any:
-        with _config.patch(allow_rnn=True):
+        with _config.patch(**tracing):
             return compiled(*args, **kwargs)
 
     return traced
+
+
+def _logging_methods() -> Iterator[Callable[..., Any]]:
+    """Yield the methods of logging.Logger that log, with those that a library has added, such as `warning_once`."""
+    for name, method in vars(logging.Logger).items():
+        if callable(method) and name.partition("_")[0] in _LEVELS:
+            yield method
+
+
+_LEVELS = frozenset({"critical", "debug", "error", "exception", "fatal", "info", "log", "warn", "warning"})
 
 
 def has_recurrent_layers(module: nn.Module) -> bool:

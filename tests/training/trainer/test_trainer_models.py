@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -276,3 +277,27 @@ def test_a_described_output_that_is_no_tensor_is_refused() -> None:
     trainer = make_trainer(model=Odd(), loss_fn=lambda found, y: classify(found[1], y))
     with pytest.raises(TrainingGraphError, match="the model returns str; expected a tensor"):
         trainer.train_step(*batches(1)[0])
+
+
+LOG = logging.getLogger(__name__)
+
+
+class Logging(Mlp):
+    """Logs as many models of transformers do."""
+
+    def forward(self, input1: Tensor) -> Tensor:
+        LOG.warning("the model runs")
+        LOG.info("with %s rows", input1.shape[0])
+        return super().forward(input1)
+
+
+@pytest.mark.parametrize("one_session", [True, False])
+def test_a_model_that_logs_is_one_graph(one_session: bool) -> None:
+    torch.manual_seed(1)
+    trainer = make_trainer(model=Logging(), one_session=one_session)
+    torch.manual_seed(1)
+    plain = PlainLoop(Mlp(), SGD)
+    for x, y in batches(2):
+        trainer.train_step(x, y)
+        plain.step(x, y)
+    assert_same_weights(trainer, plain.weights)

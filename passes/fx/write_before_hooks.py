@@ -12,6 +12,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.ordering import ordering
 from ort_dynamo.torch_internals.autograd import saves_by_hooks
+from ort_dynamo.torch_internals.fakes import storage_identity
 
 __all__ = ["WriteBeforeHooks", "write_before_hooks"]
 
@@ -28,14 +29,11 @@ def write_before_hooks(
     """
     if not saves_by_hooks():
         return
-    kept = {tensor.untyped_storage().data_ptr() for tensor in saved}
+    kept = set(map(storage_identity, saved))
     with torch.no_grad():
         for written, result in zip(inputs, results, strict=True):
-            if written.untyped_storage().data_ptr() not in kept:
+            if storage_identity(written) not in kept:
                 written.copy_(result)
-
-
-write_before_hooks.keeps_value = True  # type: ignore[attr-defined]  # it has none
 
 
 @ordering()
@@ -66,8 +64,7 @@ class WriteBeforeHooks(PassBase):
             return PassResult(graph_module, False)
         saved = [one for one in values[self.saved] if isinstance(one, Node) and _is_tensor(one)]
         with graph.inserting_before(output):
-            call = ([one for one, _ in pairs], [one for _, one in pairs], saved)
-            graph.call_function(write_before_hooks, call).meta = {"val": None}
+            graph.call_function(write_before_hooks, ([one for one, _ in pairs], [one for _, one in pairs], saved))
         graph_module.recompile()
         return PassResult(graph_module, True)
 

@@ -77,7 +77,7 @@ VIEWS: dict[str, Callable[[Tensor], Any]] = {
     "unbind": lambda h: h.t().unbind(),
     "chunk": lambda h: h.chunk(3, 1),
     "split": lambda h: h.split([1, 3], 1),
-    "squeeze": lambda h: (h[:, :1].squeeze(), h.view(1, -1, 1, 4).squeeze((0, 2)), h[:, :1].squeeze(0).squeeze(-1)),
+    "squeeze": lambda h: (h[:, :1].squeeze(), h.view(1, -1, 1, 4).squeeze((0, 2)), h[:, :1].squeeze(0)),
     "diagonal": lambda h: (h[:4].diagonal(), h[:4].diagonal(1)),
     "unfold": lambda h: (h[:7].unfold(0, 3, 2),),
 }

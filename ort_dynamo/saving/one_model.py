@@ -48,7 +48,7 @@ def join_models(path: Path, stage: str, *, backward: bool = True) -> ir.Model:
     return join.model(str(description["program"]))
 
 
-class _Join:
+class _Join(JoinedGraph):
     """A model that is being joined.
 
     Args:
@@ -57,40 +57,40 @@ class _Join:
     """
 
     def __init__(self, folder: Path, stage: str) -> None:
+        super().__init__()
         self._folder = folder
         self._stage = stage
-        self._joined = JoinedGraph()
         self._functions: list[ir.Function] = []
         self._returned: dict[str, ir.Value] = {}
 
     def add(self, graph: Mapping[str, Any]) -> None:
         """Add a graph; each value that it reads and no graph before gives is an input."""
         for one in graph["inputs"]:
-            if one["value"] not in self._joined.values:
-                value = ir.Value(name=self._joined.names.fresh(one["value"]), **_typed(one))
-                self._joined.graph.inputs.append(value)
-                self._joined.values[one["value"]] = value
+            if one["value"] not in self.values:
+                value = ir.Value(name=self.names.fresh(one["value"]), **_typed(one))
+                self.graph.inputs.append(value)
+                self.values[one["value"]] = value
         for step in graph["steps"]:
             if "island" in step:
                 self._add_island(step)
             elif "call" in step:
-                self._joined.values[step["value"]] = self._call(step)
+                self.values[step["value"]] = self._call(step)
             elif "dtype" in step:  # otherwise the graph of a higher-order operator, which torch runs
-                self._joined.values[step["value"]] = self._joined.constant(self._content(step), step["value"])
+                self.values[step["value"]] = self.constant(self._content(step), step["value"])
         for one in graph["outputs"][: graph["returned"]]:
             if one is not None:
-                self._returned.setdefault(one["value"], self._joined.values[one["value"]])
+                self._returned.setdefault(one["value"], self.values[one["value"]])
 
     def model(self, name: str) -> ir.Model:
         """Finish the model."""
-        taken = set(self._joined.graph.inputs)
+        taken = set(self.graph.inputs)
         for called, value in self._returned.items():
             if value in taken:  # it is an input or another output
-                value = self._joined.node("Identity", [value], called, type=value.type, shape=value.shape)
+                value = self.node("Identity", [value], called, type=value.type, shape=value.shape)
             taken.add(value)
-            self._joined.graph.outputs.append(value)
-        self._joined.graph.name = name
-        model = ir.Model(self._joined.graph, ir_version=10, producer_name="ort_dynamo", functions=self._functions)
+            self.graph.outputs.append(value)
+        self.graph.name = name
+        model = ir.Model(self.graph, ir_version=10, producer_name="ort_dynamo", functions=self._functions)
         RemoveUnusedNodesPass()(model)  # such as values that only a backward reads that is left out
         RemoveUnusedOpsetsPass()(model)
         return model
@@ -105,7 +105,7 @@ class _Join:
 
     def _call(self, step: Mapping[str, Any]) -> ir.Value:
         typed = _typed(step) if "dtype" in step else {}
-        found = spelled(self._joined, step, typed)
+        found = spelled(self, step, typed)
         if found is not None:
             return found
         read = list(dict.fromkeys(_names_in([step["args"], step["kwargs"]])))
@@ -115,8 +115,8 @@ class _Join:
             "overload_name": overload,
             "arguments": json.dumps({"args": step["args"], "kwargs": step["kwargs"], "inputs": read}),
         }
-        inputs = [self._joined.values[name] for name in read if name in self._joined.values]
-        return self._joined.node("ATen", inputs, step["value"], attributes, domain=TORCH_DOMAIN, **typed)
+        inputs = [self.values[name] for name in read if name in self.values]
+        return self.node("ATen", inputs, step["value"], attributes, domain=TORCH_DOMAIN, **typed)
 
     def _add_island(self, step: Mapping[str, Any]) -> None:
         if self._stage not in step["files"]:
@@ -125,40 +125,40 @@ class _Join:
         graph = model.graph
         self._functions += model.functions.values()
         for domain, version in graph.opset_imports.items():
-            self._joined.graph.opset_imports[domain] = max(version, self._joined.graph.opset_imports.get(domain, 0))
+            self.graph.opset_imports[domain] = max(version, self.graph.opset_imports.get(domain, 0))
         outputs = tuple(graph.outputs)
         graph.outputs.clear()
         for value in tuple(graph.initializers.values()):
             del graph.initializers[str(value.name)]
-            value.name = self._joined.names.fresh(str(value.name))
-            self._joined.graph.register_initializer(value)
+            value.name = self.names.fresh(str(value.name))
+            self.graph.register_initializer(value)
         # A model that two islands share has names of one of them: the step maps them to its own.
         for node in graph.all_nodes():
-            node.name = self._joined.node_names.fresh(str(node.name))
+            node.name = self.node_names.fresh(str(node.name))
             for value in node.outputs:
                 if value.name and value not in outputs:
-                    value.name = self._joined.names.fresh(value.name)
+                    value.name = self.names.fresh(value.name)
         for value, one in zip(graph.inputs, step["inputs"], strict=True):
             ir.convenience.replace_all_uses_with(value, self._entering(one))
         nodes = tuple(graph)
         graph.remove(nodes)
-        self._joined.graph.extend(nodes)
+        self.graph.extend(nodes)
         for value, one in zip(outputs, step["outputs"], strict=True):
             called = one["value"] or one["name"]
             if "order" not in one:
-                value.name = self._joined.names.fresh(called)
-                self._joined.values[called] = value
+                value.name = self.names.fresh(called)
+                self.values[called] = value
                 continue
-            value.name = self._joined.names.fresh(f"{called}/ordered")
+            value.name = self.names.fresh(f"{called}/ordered")
             back = np.argsort(one["order"]).tolist()
-            self._joined.values[called] = self._joined.transposed(value, back, called)
+            self.values[called] = self.transposed(value, back, called)
 
     def _entering(self, one: Mapping[str, Any]) -> ir.Value:
         """Give the value that an island's input reads: a value, permuted if its session sees it so, or a constant."""
         if "value" not in one:
-            return self._joined.constant(np.asarray(one["given"], one["dtype"]), f"{one['name']}/given")
-        value = self._joined.values[one["value"]]
-        return self._joined.transposed(value, one["order"], f"{value.name}/ordered") if "order" in one else value
+            return self.constant(np.asarray(one["given"], one["dtype"]), f"{one['name']}/given")
+        value = self.values[one["value"]]
+        return self.transposed(value, one["order"], f"{value.name}/ordered") if "order" in one else value
 
 
 def _typed(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,12 +51,9 @@ def test_one_model_computes_results_updates_and_gradients(stage: str, dynamic: b
     joined = ir.to_proto(join_models(path, stage))
     onnx.checker.check_model(joined)
     assert not [node for node in joined.graph.node if node.domain == "org.pytorch.aten"]
-    session = onnxruntime.InferenceSession(joined.SerializeToString(), providers=["CPUExecutionProvider"])
     feeds: dict[str, Any] = {name: value.numpy() for name, value in before.items()} | {"x": x.numpy()}
     feeds |= {f"output_{i}.grad": np.ones(o.shape, np.float32) for i, o in enumerate(outputs) if o.requires_grad}
-    wanted = {one.name: one for one in session.get_inputs()}
-    feeds |= {name: np.asarray(x.shape[int(name[-1])]) for name in wanted if ".size." in name}
-    found = dict(zip([one.name for one in session.get_outputs()], session.run(None, _only(feeds, wanted)), strict=True))
+    found = run(joined, feeds)
     for index, output in enumerate(outputs):
         np.testing.assert_allclose(found[f"output_{index}"], output.detach().numpy(), rtol=1e-4, atol=1e-5)
     for name, buffer in model.named_buffers():
@@ -66,9 +63,14 @@ def test_one_model_computes_results_updates_and_gradients(stage: str, dynamic: b
         np.testing.assert_allclose(found[f"{name}.grad"], parameter.grad.numpy(), rtol=1e-3, atol=1e-4)
 
 
-def _only(feeds: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    assert wanted.keys() <= feeds.keys(), wanted.keys() - feeds.keys()
-    return {name: feeds[name] for name in wanted}
+def run(joined: onnx.ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:
+    """Run a joined model on those of the feeds that it reads, of which "x" has the sizes; gives its outputs by name."""
+    session = onnxruntime.InferenceSession(joined.SerializeToString(), providers=["CPUExecutionProvider"])
+    wanted = [one.name for one in session.get_inputs()]
+    feeds = feeds | {name: np.asarray(feeds["x"].shape[int(name[-1])]) for name in wanted if ".size." in name}
+    assert set(wanted) <= feeds.keys(), set(wanted) - feeds.keys()
+    results = session.run(None, {name: feeds[name] for name in wanted})
+    return dict(zip([one.name for one in session.get_outputs()], results, strict=True))
 
 
 VIEWS: dict[str, Callable[[Tensor], Any]] = {
@@ -98,11 +100,7 @@ def test_views_between_sessions_become_onnx_nodes(name: str, dynamic: bool, tmp_
     path, outputs = compile_and_save(model, tmp_path, x, dynamic=dynamic)
     joined = ir.to_proto(join_models(path, "rewritten", backward=False))
     onnx.checker.check_model(joined, full_check=True)
-    session = onnxruntime.InferenceSession(joined.SerializeToString(), providers=["CPUExecutionProvider"])
-    feeds = {"x": x.numpy(), **{name: one.detach().numpy() for name, one in model.named_parameters()}}
-    wanted = {one.name: one for one in session.get_inputs()}
-    feeds |= {name: np.asarray(x.shape[int(name[-1])]) for name in wanted if ".size." in name}
-    found = dict(zip([one.name for one in session.get_outputs()], session.run(None, _only(feeds, wanted)), strict=True))
+    found = run(joined, {"x": x.numpy(), **{name: one.detach().numpy() for name, one in model.named_parameters()}})
     for index, output in enumerate(outputs):
         np.testing.assert_allclose(found[f"output_{index}"], output.detach().numpy(), rtol=1e-5, atol=1e-6)
 

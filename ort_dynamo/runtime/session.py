@@ -230,8 +230,8 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         # A graph replays the launches on the device. The CPU's part would run once.
         settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings.use_deterministic_compute = options.deterministic
+    known = attribute_names(settings) if options.session_options else []
     for attribute, given in options.session_options:
-        known = attribute_names(settings)
         if attribute not in known:
             near = nearest(attribute, known)
             owner = f"SessionOptions of {target.package} {target.version}"

@@ -58,13 +58,13 @@ class WriteBeforeHooks(PassBase):
         graph = graph_module.graph
         (output,) = graph.find_nodes(op="output")
         values: tuple[Any, ...] = output.args[0]
-        inputs = graph.find_nodes(op="placeholder")
-        pairs = [(inputs[place], values[index]) for index, place in self.written.items()]
-        if not pairs or graph.find_nodes(op="call_function", target=write_before_hooks):
+        if not self.written or graph.find_nodes(op="call_function", target=write_before_hooks):
             return PassResult(graph_module, False)
+        placeholders = graph.find_nodes(op="placeholder")
+        inputs, results = [placeholders[place] for place in self.written.values()], [values[i] for i in self.written]
         saved = [one for one in values[self.saved] if isinstance(one, Node) and _is_tensor(one)]
         with graph.inserting_before(output):
-            graph.call_function(write_before_hooks, ([one for one, _ in pairs], [one for _, one in pairs], saved))
+            graph.call_function(write_before_hooks, (inputs, results, saved))
         graph_module.recompile()
         return PassResult(graph_module, True)
 

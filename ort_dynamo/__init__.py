@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ort_dynamo.explanation.explanation import Explanation
+    from ort_dynamo.explanation.memory_plan import MemoryPlan, memory_plan
     from ort_dynamo.explanation.run import explain
     from ort_dynamo.lowering.context import LoweringContext
     from ort_dynamo.lowering.registry import register_lowering
     from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
     from ort_dynamo.passes.outside import register_pass
-    from ort_dynamo.report.memory_plan import MemoryPlan, memory_plan
     from ort_dynamo.report.require import require_compiled
     from ort_dynamo.report.summary import Summary, summary
     from ort_dynamo.runtime.observe.node_profile import NodeProfile, profile_nodes
@@ -82,7 +82,7 @@ _HOME = {
     "IODescription": "ort_dynamo.training.legacy_descriptions",
     "LogLevel": "ort_dynamo.training.ortmodule",
     "LoweringContext": "ort_dynamo.lowering.context",
-    "MemoryPlan": "ort_dynamo.report.memory_plan",
+    "MemoryPlan": "ort_dynamo.explanation.memory_plan",
     "ModelDescription": "ort_dynamo.training.legacy_descriptions",
     "NodeProfile": "ort_dynamo.runtime.observe.node_profile",
     "ORTModule": "ort_dynamo.training.ortmodule",
@@ -102,7 +102,7 @@ _HOME = {
     "explain": "ort_dynamo.explanation.run",
     "export_training_graph": "ort_dynamo.training.training_graph",
     "load_statistics": "ort_dynamo.statistics.run",
-    "memory_plan": "ort_dynamo.report.memory_plan",
+    "memory_plan": "ort_dynamo.explanation.memory_plan",
     "optim": "ort_dynamo.training",
     "profile_nodes": "ort_dynamo.runtime.observe.node_profile",
     "register_lowering": "ort_dynamo.lowering.registry",

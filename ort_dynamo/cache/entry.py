@@ -21,8 +21,8 @@ from google.protobuf.message import DecodeError
 from ort_dynamo.graph.boundary import ValueSpec
 from ort_dynamo.graph.build import BuildRecord, BuiltGraph, PassRecord
 from ort_dynamo.graph.dtypes import TORCH_TO_ONNX
+from ort_dynamo.graph.fused_op import DOMAIN, FusedOp, fused_ops_from_json, fused_ops_to_json
 from ort_dynamo.options.groups import SessionSettings
-from ort_dynamo.targets.fused_op import DOMAIN, FusedOp, fused_ops_from_json, fused_ops_to_json
 
 __all__ = ["Entry", "EntryError", "pack", "read_entry", "read_header"]
 

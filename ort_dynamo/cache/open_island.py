@@ -17,9 +17,9 @@ from ort_dynamo.cache.graph_key import GraphKey, graph_key
 from ort_dynamo.cache.kernel_files import kernel_files
 from ort_dynamo.cache.memory import MemoryCache
 from ort_dynamo.graph.build import BuildSpec, BuildStage, BuiltGraph
+from ort_dynamo.graph.source_line import covered_modules, describe
 from ort_dynamo.lowering.build_island import build_island
 from ort_dynamo.program.progress import stage
-from ort_dynamo.program.source_line import covered_modules, describe
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.installed.capabilities import runtime_facts
 

@@ -17,12 +17,12 @@ from ort_dynamo.compilation.cut import PartitionRecord
 from ort_dynamo.compilation.events import GraphCompilation, Listener
 from ort_dynamo.explanation.data import Graph, Island, Operator, PassRun, Role, Saved
 from ort_dynamo.graph.build import PassRecord
+from ort_dynamo.graph.source_line import innermost_module, user_line
 from ort_dynamo.passes.fx.analysis.memory import SavedTensor, alive_alone, alive_bytes
 from ort_dynamo.passes.fx.analysis.saved_tensors import CASTS, bytes_of, calls
 from ort_dynamo.passes.fx.analysis.storage import fakes_in
 from ort_dynamo.passes.fx.analysis.views import maker_of
 from ort_dynamo.program.progress import RUNNING
-from ort_dynamo.program.source_line import innermost_module, user_line
 from ort_dynamo.report.record import CompileRecord, GraphRecord
 from ort_dynamo.report.recorder import graph_record
 from ort_dynamo.torch_internals.tracing.frames import current_compile_id

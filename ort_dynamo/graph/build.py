@@ -13,8 +13,8 @@ from torch.fx import GraphModule
 
 from ort_dynamo.graph.boundary import ValueSpec
 from ort_dynamo.graph.dtypes import ONNX_TO_TORCH
+from ort_dynamo.graph.fused_op import FusedOp
 from ort_dynamo.options.groups import DumpOptions, SessionSettings
-from ort_dynamo.targets.fused_op import FusedOp
 from ort_dynamo.targets.target import Target
 
 __all__ = ["BuildRecord", "BuildSpec", "BuildStage", "BuiltGraph", "PassRecord", "built_of", "spell_pass"]

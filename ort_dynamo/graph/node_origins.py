@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.graph.marks import WHOLE_NODE
-from ort_dynamo.program.source_line import module_path, user_line
+from ort_dynamo.graph.source_line import module_path, user_line
 
 __all__ = ["IslandNodes", "NodeOrigin", "NodeOrigins", "find_origins", "mark_nodes"]
 

@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from ort_dynamo.errors import LoweringError, UnsupportedNodeError
 from ort_dynamo.graph.boundary import ValueSpec, inverse, output_spec
 from ort_dynamo.graph.dtypes import onnx_dtype, onnx_tensor
+from ort_dynamo.graph.source_line import user_line
 from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
 from ort_dynamo.lowering.context import LoweringContext
@@ -23,7 +24,6 @@ from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
 from ort_dynamo.lowering.value_checks import check_outputs, check_tensor, entering_spec, is_number
 from ort_dynamo.program.progress import counted
-from ort_dynamo.program.source_line import user_line
 from ort_dynamo.targets.target import OPSET, Target
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, higher_order
 from ort_dynamo.torch_internals.pytree import tree_leaves

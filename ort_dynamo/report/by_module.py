@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ort_dynamo.program.source_line import Owner
+from ort_dynamo.graph.source_line import Owner
 from ort_dynamo.report.node_counts import BY_DESIGN, FALLBACK
 from ort_dynamo.report.record import GraphRecord
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from ort_dynamo.cache.open_island import Source
 from ort_dynamo.compilation.cut import PartitionRecord
 from ort_dynamo.graph.build import BuildRecord, PassRecord
-from ort_dynamo.program.source_line import Owner
+from ort_dynamo.graph.source_line import Owner
 from ort_dynamo.segment.segment import EagerNode
 
 __all__ = ["BACKEND", "RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord"]

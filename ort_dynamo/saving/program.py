@@ -13,8 +13,8 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.graph.marks import READABLE, SCOPE, WRITTEN_FOR
+from ort_dynamo.graph.source_line import innermost_module
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
-from ort_dynamo.program.source_line import innermost_module
 from ort_dynamo.torch_internals.tracing.frames import current_compile_id
 from ort_dynamo.torch_internals.tracing.program import (
     function_name,

@@ -11,8 +11,8 @@ import onnx_ir as ir
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.graph.marks import DIRECTION, FX_NODE, HALF, READABLE, SCOPE, fx_node_name
+from ort_dynamo.graph.source_line import modules
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames, utf8
-from ort_dynamo.program.source_line import modules
 
 __all__ = ["makers", "readable"]
 

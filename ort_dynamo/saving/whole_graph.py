@@ -13,13 +13,13 @@ from torch.fx import GraphModule, Node
 from ort_dynamo.errors import LoweringError, OpsetError, TrainingGraphError, UnsupportedNodeError
 from ort_dynamo.graph.boundary import inverse
 from ort_dynamo.graph.marks import RANDOM, READABLE, SCOPE
+from ort_dynamo.graph.source_line import innermost_module, user_line
 from ort_dynamo.lowering.translate import Lowered, lower, refusal
 from ort_dynamo.lowering.value_checks import is_number
 from ort_dynamo.options.groups import PassOptions
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.passes.pipelines import fx_passes, onnx_passes, opset_passes
 from ort_dynamo.passes.running import run_passes
-from ort_dynamo.program.source_line import innermost_module, user_line
 from ort_dynamo.runtime.installed.providers import recorded_cpu_targets
 from ort_dynamo.saving.program import Program, name_nodes
 from ort_dynamo.saving.readable_names import makers, readable

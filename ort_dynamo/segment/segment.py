@@ -16,8 +16,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.errors import FallbackRefusedError
+from ort_dynamo.graph.source_line import Owner, owners, user_line
 from ort_dynamo.options.groups import SegmentOptions
-from ort_dynamo.program.source_line import Owner, owners, user_line
 from ort_dynamo.segment.classify import Place, Placement, classify
 from ort_dynamo.segment.islands import build_islands
 from ort_dynamo.segment.levels import levels

@@ -9,19 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from ort_dynamo.targets.fused_op import OWN_KERNELS
 from ort_dynamo.targets.profiles import CPU, CUDA, CUDA_FUSED, Profile
 
 if TYPE_CHECKING:
     from ort_dynamo.targets.prices import Prices
 
-__all__ = ["OPSET", "TRAINING_PACKAGE", "KernelTable", "Target"]
+__all__ = ["OPSET", "OWN_KERNELS", "TRAINING_PACKAGE", "KernelTable", "Target"]
 
 OPSET = 20
 """The ai.onnx opset of every model: the newest that both tested runtimes have kernels for and torch_lib can meet."""
 
 TRAINING_PACKAGE = "onnxruntime-training"
 """The build with gradient kernels."""
+
+OWN_KERNELS: Mapping[str, frozenset[ir.DataType]] = dict.fromkeys(
+    ("BitwiseAnd", "BitwiseOr", "BitwiseXor"), frozenset({ir.DataType.INT32, ir.DataType.INT64})
+)
+"""ONNX operator without a kernel in CUDA's provider -> types for which one node of it becomes a fused kernel.
+
+If the fused kernel cannot be compiled, ONNX Runtime runs the node on the CPU, between copies.
+"""
 
 KernelTable = Mapping[tuple[str, str], tuple[Mapping[str, frozenset[ir.DataType]], ...]]
 """(domain, op type) -> one entry per kernel: type variable -> dtypes it takes."""

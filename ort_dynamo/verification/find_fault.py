@@ -13,8 +13,8 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from ort_dynamo.errors import OrtDynamoError
 from ort_dynamo.graph.boundary import copy_with_strides
+from ort_dynamo.graph.source_line import module_path, user_line
 from ort_dynamo.lowering.registry import find_lowering, is_from_outside
-from ort_dynamo.program.source_line import module_path, user_line
 from ort_dynamo.torch_internals.kernels.operators import OpOverload
 from ort_dynamo.torch_internals.kernels.undefined import UNDEFINED
 from ort_dynamo.torch_internals.pytree import tree_leaves

@@ -11,8 +11,8 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from ort_dynamo.graph.marks import HALF
+from ort_dynamo.graph.source_line import module_path, user_line
 from ort_dynamo.passes.rewrites import Rewrite
-from ort_dynamo.program.source_line import module_path, user_line
 from ort_dynamo.testing import copied
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.verification.compare import first_problem, largest

@@ -13,8 +13,8 @@ from torch.fx import Node
 from ort_dynamo.errors import OrtDynamoError
 from ort_dynamo.graph.dtypes import TORCH_TO_ONNX
 from ort_dynamo.graph.marks import fx_node_name
+from ort_dynamo.graph.source_line import module_path, user_line
 from ort_dynamo.passes.running import run_passes
-from ort_dynamo.program.source_line import module_path, user_line
 from ort_dynamo.verification.compare import first_problem, largest
 from ort_dynamo.verification.models import LoweredIsland, spell_nodes
 from ort_dynamo.verification.record import IslandRun

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.program.source_line import describe
+from ort_dynamo.graph.source_line import describe
 from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["LocateAssertions"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_dynamo.graph.fused_op import DOMAIN, FusedOp, Size
 from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
@@ -19,7 +20,6 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, product
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.targets.fused_op import DOMAIN, FusedOp, Size
 from ort_dynamo.targets.target import OPSET
 
 __all__ = ["FuseKernels", "fused_kernels", "fused_ops", "lacks_kernel"]

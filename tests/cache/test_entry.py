@@ -19,10 +19,10 @@ from ort_dynamo.cache.entry import EntryError, pack, read_entry, read_header
 from ort_dynamo.compilation.compiler import build_spec
 from ort_dynamo.graph.boundary import ValueSpec
 from ort_dynamo.graph.build import BuildSpec, BuiltGraph
+from ort_dynamo.graph.fused_op import DOMAIN
 from ort_dynamo.lowering.build_island import build_island
 from ort_dynamo.options.groups import Options
 from ort_dynamo.runtime.installed.providers import find_target
-from ort_dynamo.targets.fused_op import DOMAIN
 
 KEY = "ab" * 32
 

@@ -27,9 +27,9 @@ from ort_dynamo.cache import open_island
 from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.compilation import choose_target, cut
 from ort_dynamo.graph.build import BuiltGraph
+from ort_dynamo.graph.fused_op import DOMAIN
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.report.record import CompileRecord
-from ort_dynamo.targets.fused_op import DOMAIN
 from ort_dynamo.targets.target import OPSET, Target
 from ort_dynamo.torch_internals.fakes import FakeTensor
 

@@ -6,7 +6,7 @@ none.
 
 from __future__ import annotations
 
-from ort_dynamo.targets.fused_op import OWN_KERNELS
+from ort_dynamo.targets.target import OWN_KERNELS
 
 __all__ = ["EXCEPTIONS", "REASONS", "exceptions"]
 

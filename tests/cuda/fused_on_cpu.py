@@ -15,6 +15,7 @@ import pytest
 from numpy_form import computed
 
 from ort_dynamo.graph.build import BuiltGraph
+from ort_dynamo.graph.fused_op import DOMAIN, FusedOp
 from ort_dynamo.passes.onnx import fuse_kernels
 from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, Load
@@ -23,7 +24,6 @@ from ort_dynamo.runtime import session
 from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.runtime.kernels.fused_kernel import FusedKernel, HostCode
 from ort_dynamo.runtime.kernels.session_kernels import register_kernels
-from ort_dynamo.targets.fused_op import DOMAIN, FusedOp
 
 _Host = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
 _HELD: list[Any] = []

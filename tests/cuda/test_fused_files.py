@@ -16,6 +16,7 @@ from fused_on_cpu import open_with_kernels
 from torch import nn
 
 from ort_dynamo.graph.build import BuiltGraph
+from ort_dynamo.graph.fused_op import DOMAIN
 from ort_dynamo.lowering import build_island
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
@@ -23,7 +24,6 @@ from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.runtime.installed.providers import find_target
 from ort_dynamo.runtime.session import optimize
 from ort_dynamo.saving.one_model import join_models
-from ort_dynamo.targets.fused_op import DOMAIN
 
 pytestmark = pytest.mark.default_placement
 

@@ -21,11 +21,11 @@ from test_own_kernels import arrays, integer_graph
 
 from ort_dynamo.compilation.probe_kernels import kernels_work
 from ort_dynamo.graph.build import built_of
+from ort_dynamo.graph.fused_op import DOMAIN
 from ort_dynamo.options.groups import CacheOptions, SessionOptions
 from ort_dynamo.passes.onnx.fuse_kernels import fused_ops
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.installed.providers import find_target
-from ort_dynamo.targets.fused_op import DOMAIN
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 

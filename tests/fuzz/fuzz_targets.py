@@ -33,12 +33,12 @@ from ort_dynamo.cache.entry import EntryError, pack, read_entry, read_header
 from ort_dynamo.commands.passes import PASSES
 from ort_dynamo.compilation.compiler import build_spec
 from ort_dynamo.errors import CheckpointFileError, InvalidOptionError, OnnxModelError, OrtDynamoError
+from ort_dynamo.graph.fused_op import fused_ops_from_json
 from ort_dynamo.lowering.build_island import build_island
 from ort_dynamo.onnx_module import OnnxModule, to_model_proto
 from ort_dynamo.options.groups import Options
 from ort_dynamo.options.plan_grammar import read_plans
 from ort_dynamo.runtime.installed.providers import find_target
-from ort_dynamo.targets.fused_op import fused_ops_from_json
 from ort_dynamo.training import ORTModule, checkpoint
 from ort_dynamo.training.checkpointing.sealed_file import write_sealed
 from ort_dynamo.training.ortmodule.experimental.json_config import load_from_json

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_dynamo.targets.fused_op import FusedOp, FusedOutput, Size
+from ort_dynamo.graph.fused_op import FusedOp, FusedOutput, Size
 
 FLOAT, BFLOAT16, BOOL = 1, 16, 9
 TYPES = {FLOAT: "tl.float32", BFLOAT16: "tl.bfloat16"}

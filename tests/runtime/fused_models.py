@@ -12,11 +12,11 @@ import numpy as np
 import onnx.parser
 import onnx_ir as ir
 
+from ort_dynamo.graph.fused_op import FusedOp, FusedOutput, Size
 from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.runtime.kernels.fused_kernel import FusedKernel, HostCode
 from ort_dynamo.runtime.kernels.kernel_callbacks import KernelCallbacks
 from ort_dynamo.runtime.kernels.kernel_library import KernelLibrary
-from ort_dynamo.targets.fused_op import FusedOp, FusedOutput, Size
 
 FLOAT = 1
 N = Size(1, (0,))

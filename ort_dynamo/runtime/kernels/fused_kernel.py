@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ort_dynamo.targets.fused_op import FusedOp
+from ort_dynamo.graph.fused_op import FusedOp
 
 __all__ = [
     "DRIVER",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, byref, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any
 
+from ort_dynamo.graph.fused_op import DOMAIN
 from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.runtime.kernels.c_api import (
     API_VERSION,
@@ -25,7 +26,6 @@ from ort_dynamo.runtime.kernels.c_api import (
 )
 from ort_dynamo.runtime.kernels.fused_kernel import DRIVER, CompiledKernel, FusedKernel, HostCode, Unavailable
 from ort_dynamo.runtime.kernels.kernel_driver import Driver, LaunchError, LoadedKernel
-from ort_dynamo.targets.fused_op import DOMAIN
 
 __all__ = ["KernelCallbacks"]
 

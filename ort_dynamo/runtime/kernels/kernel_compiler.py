@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from ort_dynamo.graph.fused_op import FusedOp
 from ort_dynamo.runtime.kernels.fused_kernel import TRAILING_NULLS, CompiledKernel, KernelVariant
 from ort_dynamo.runtime.kernels.kernel_source import KernelSourceError, checked_source
 from ort_dynamo.runtime.kernels.triton_workers import TOOL_PATHS, compile_all
-from ort_dynamo.targets.fused_op import FusedOp
 
 __all__ = ["KernelStore", "compile_kernels", "triton_version"]
 

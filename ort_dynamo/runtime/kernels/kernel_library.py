@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ort_dynamo.graph.fused_op import DOMAIN, Size
 from ort_dynamo.runtime.kernels.fused_kernel import (
     DRIVER,
     CompiledKernel,
@@ -17,7 +18,6 @@ from ort_dynamo.runtime.kernels.fused_kernel import (
     Unavailable,
 )
 from ort_dynamo.runtime.kernels.library_build import built_library
-from ort_dynamo.targets.fused_op import DOMAIN, Size
 
 __all__ = ["KernelLibrary"]
 

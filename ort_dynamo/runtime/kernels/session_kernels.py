@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from ort_dynamo.graph.build import BuiltGraph
+from ort_dynamo.graph.fused_op import FusedOp
 from ort_dynamo.runtime.kernels.fused_kernel import FusedKernel, Unavailable
 from ort_dynamo.runtime.kernels.kernel_callbacks import KernelCallbacks
 from ort_dynamo.runtime.kernels.kernel_compiler import KernelStore, compile_kernels, triton_version
 from ort_dynamo.runtime.kernels.kernel_registration import registration
 from ort_dynamo.runtime.kernels.library_build import compilers
-from ort_dynamo.targets.fused_op import FusedOp
 from ort_dynamo.targets.target import Target
 
 __all__ = ["can_fuse", "register_kernels", "session_kernels"]

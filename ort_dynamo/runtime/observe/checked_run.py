@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from ort_dynamo.errors import FakeValueError
 from ort_dynamo.graph.marks import WIDE_STATISTICS
-from ort_dynamo.program.source_line import user_line
+from ort_dynamo.graph.source_line import user_line
 from ort_dynamo.runtime.outer_code import IslandCall
 from ort_dynamo.torch_internals.kernels.kernel_layouts import CONVOLUTIONS
 

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.graph.marks import DECIDED_BY, SECTION
+from ort_dynamo.graph.source_line import user_line
 from ort_dynamo.passes.fx.analysis.saved_tensors import (
     JointGraph,
     allocations,
@@ -20,7 +21,6 @@ from ort_dynamo.passes.fx.analysis.saved_tensors import (
 )
 from ort_dynamo.passes.fx.analysis.storage import storage_of, storages_of
 from ort_dynamo.passes.fx.analysis.views import is_view, maker_of
-from ort_dynamo.program.source_line import user_line
 from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = [

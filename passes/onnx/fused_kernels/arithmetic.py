@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ort_dynamo.graph.marks import STOPS
 from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, Apply, Constant, Step
-from ort_dynamo.targets.fused_op import OWN_KERNELS
+from ort_dynamo.targets.target import OWN_KERNELS
 
 __all__ = ["Steps", "computes", "lowered", "needs_kernel"]
 

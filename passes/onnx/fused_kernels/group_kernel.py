@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
@@ -23,7 +24,6 @@ from ort_dynamo.passes.onnx.fused_kernels.own_symbols import with_own_symbols
 from ort_dynamo.passes.onnx.fused_kernels.pieces import piece_of
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, reduced_axes
 from ort_dynamo.passes.onnx.fused_kernels.totals import check_totals
-from ort_dynamo.targets.fused_op import Size
 
 __all__ = ["MOVES", "Group", "kernel_of"]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import constant_of, number_of
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
@@ -19,7 +20,6 @@ from ort_dynamo.passes.onnx.fused_kernels.repeated import Shared, read_by, repea
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import reduced_axes
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
 from ort_dynamo.passes.onnx.fused_kernels.triton_spaces import DTYPES
-from ort_dynamo.targets.fused_op import Size
 
 __all__ = ["find_groups"]
 

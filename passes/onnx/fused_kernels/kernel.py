@@ -17,7 +17,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from ort_dynamo.targets.fused_op import Size
+from ort_dynamo.graph.fused_op import Size
 
 __all__ = [
     "MOST_COLUMNS",

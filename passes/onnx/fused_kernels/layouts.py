@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.fused_kernels.kernel import product
-from ort_dynamo.targets.fused_op import Size
 
 __all__ = ["CannotFuseError", "Layout", "SplitLoop", "broadcast_operand", "regrouped", "strides_of"]
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Counter, Kernel, Load, Step, Store
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
-from ort_dynamo.targets.fused_op import Size
 
 __all__ = ["with_own_symbols"]
 

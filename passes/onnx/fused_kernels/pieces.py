@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
-from ort_dynamo.targets.fused_op import Size
 
 __all__ = ["piece_of"]
 

@@ -6,8 +6,8 @@ import re
 
 import onnx_ir as ir
 
+from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.fused_kernels.kernel import product
-from ort_dynamo.targets.fused_op import Size
 
 __all__ = ["ValueSizes"]
 

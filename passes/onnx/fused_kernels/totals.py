@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Counter, Kernel, Load, Store, Total, product, read_by
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
-from ort_dynamo.targets.fused_op import Size
 
 __all__ = ["check_totals"]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
+from ort_dynamo.graph.fused_op import FusedOp, FusedOutput
 from ort_dynamo.passes.onnx.fused_kernels.kernel import (
     WIDE,
     Apply,
@@ -21,7 +22,6 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import (
     read_by,
 )
 from ort_dynamo.passes.onnx.fused_kernels.triton_spaces import DTYPES, Flat, LongRows, Rows, written_size
-from ort_dynamo.targets.fused_op import FusedOp, FusedOutput
 
 __all__ = ["fused_op"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Kernel, Load, Term, Total, product, terms
-from ort_dynamo.targets.fused_op import Size
 
 __all__ = ["DTYPES", "Flat", "LongRows", "Rows", "written_size"]
 

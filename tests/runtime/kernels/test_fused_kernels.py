@@ -26,9 +26,9 @@ from fused_models import (
     rows_op,
 )
 
+from ort_dynamo.graph.fused_op import FusedOp, FusedOutput, Size
 from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.runtime.kernels.fused_kernel import FusedKernel, HostCode
-from ort_dynamo.targets.fused_op import FusedOp, FusedOutput, Size
 
 ONE_NODE = "(float[n, 4] x) => (float[n, 4] y) { y = fused.k (x) }"
 TWICE = body("k", "y = Add (x, x)")

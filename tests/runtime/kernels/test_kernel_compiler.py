@@ -17,10 +17,10 @@ from kernel_resources import resources
 
 from ort_dynamo.cache.folder import CacheFolder
 from ort_dynamo.cache.kernel_files import KernelFiles
+from ort_dynamo.graph.fused_op import FusedOp, FusedOutput, Size
 from ort_dynamo.runtime.kernels import kernel_compiler, triton_workers
 from ort_dynamo.runtime.kernels.fused_kernel import TRAILING_NULLS, CompiledKernel
 from ort_dynamo.runtime.kernels.kernel_compiler import compile_kernels, triton_version
-from ort_dynamo.targets.fused_op import FusedOp, FusedOutput, Size
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 ARCHITECTURES = [(8, 0), (9, 0), (10, 0)]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from fused_models import FLOAT, N, Registration, model, open_model, rows, rows_op
 
+from ort_dynamo.graph.fused_op import FusedOp, FusedOutput, Size
 from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.runtime.kernels.fused_kernel import CompiledKernel, FusedKernel, KernelVariant
-from ort_dynamo.targets.fused_op import FusedOp, FusedOutput, Size
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="the driver that records is built with gcc")
 

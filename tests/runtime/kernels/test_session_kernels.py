@@ -15,13 +15,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.compilation.compiler import build_spec
 from ort_dynamo.graph.build import BuiltGraph
+from ort_dynamo.graph.fused_op import FusedOp
 from ort_dynamo.lowering.build_island import build_island
 from ort_dynamo.options.groups import Options
 from ort_dynamo.runtime.compiled_graph import open_graph
 from ort_dynamo.runtime.installed.providers import find_target
 from ort_dynamo.runtime.kernels import session_kernels
 from ort_dynamo.runtime.kernels.fused_kernel import CompiledKernel, KernelVariant, Unavailable
-from ort_dynamo.targets.fused_op import FusedOp
 
 CPU = torch.device("cpu")
 VARIANT = KernelVariant(b"code", "entry", 4, 0, 2)

@@ -11,8 +11,8 @@ import torch
 from fused_examples import BFLOAT16, BOOL, FLOAT, add_bias, gelu, gelu_gradient, layer_norm, transpose
 from triton_interpreter import DTYPES, FUNCTIONS, InterpreterFailedError, interpret
 
+from ort_dynamo.graph.fused_op import FusedOp, FusedOutput, Size
 from ort_dynamo.runtime.kernels.kernel_source import KernelSourceError
-from ort_dynamo.targets.fused_op import FusedOp, FusedOutput, Size
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.fused_kernels.kernel import (
     WIDE,
     Apply,
@@ -22,7 +23,6 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import (
     Step,
     Total,
 )
-from ort_dynamo.targets.fused_op import Size
 
 __all__ = ["FUNCTIONS", "computed"]
 

@@ -11,10 +11,10 @@ import pytest
 from generated_graphs import GraphMaker, inputs_of
 from numpy_form import computed
 
+from ort_dynamo.graph.fused_op import DOMAIN
 from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels, fused_kernels
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.runtime.installed.importing import onnxruntime
-from ort_dynamo.targets.fused_op import DOMAIN
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>\n'
 

@@ -9,10 +9,10 @@ import onnx_ir as ir
 import pytest
 from test_fuse_kernels import HEADER, assert_same, fused, run, with_kernels
 
+from ort_dynamo.graph.fused_op import DOMAIN, Size
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
 from ort_dynamo.passes.onnx.fused_kernels.pieces import piece_of
-from ort_dynamo.targets.fused_op import DOMAIN, Size
 
 
 def assert_computes_the_same(text: str, inputs: dict[str, np.ndarray]) -> list[str]:

@@ -15,11 +15,12 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from test_fuse_kernels import HEADER, fused, kernel_results, with_kernels
 from triton_interpreter import interpret
 
+from ort_dynamo.graph.fused_op import DOMAIN
 from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops, lacks_kernel
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.runtime.kernels.fused_kernel import CompiledKernel
 from ort_dynamo.runtime.kernels.kernel_compiler import compile_kernels, triton_version
-from ort_dynamo.targets.fused_op import DOMAIN, OWN_KERNELS
+from ort_dynamo.targets.target import OWN_KERNELS
 
 DTYPES = {"int32": np.int32, "int64": np.int64}
 REFERENCE = {"BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor}

@@ -11,12 +11,12 @@ import pytest
 from generated_graphs import inputs_of
 from test_fuse_kernels import HEADER, assert_same, fused, with_kernels
 
+from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import Group, kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError, regrouped
 from ort_dynamo.passes.onnx.fused_kernels.repeated import read_by
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
-from ort_dynamo.targets.fused_op import Size
 
 ZERO, LAST = "int64[1] zero = {0}", "int64[1] last = {-1}"
 

@@ -12,11 +12,11 @@ from generated_graphs import as_numpy, as_torch
 from test_fuse_kernels import HEADER, kernel_results, with_kernels
 from triton_interpreter import InterpreterFailedError, interpret
 
+from ort_dynamo.graph.fused_op import DOMAIN
 from ort_dynamo.graph.marks import STOPS
 from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels, fused_kernels, fused_ops
 from ort_dynamo.runtime.kernels.fused_kernel import CompiledKernel
 from ort_dynamo.runtime.kernels.kernel_compiler import compile_kernels, triton_version
-from ort_dynamo.targets.fused_op import DOMAIN
 
 needs_triton = pytest.mark.skipif(triton_version() is None, reason="there is no Triton")
 

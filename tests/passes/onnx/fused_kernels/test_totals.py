@@ -12,9 +12,9 @@ import pytest
 from generated_graphs import inputs_of
 from test_fuse_kernels import HEADER, assert_same, fused, with_kernels
 
+from ort_dynamo.graph.fused_op import DOMAIN
 from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Total
-from ort_dynamo.targets.fused_op import DOMAIN
 
 STATISTICS = """g (bfloat16[ROWS,COLUMNS] x, float[COLUMNS] w, float[COLUMNS] old)
   => (bfloat16[ROWS,COLUMNS] y, float[COLUMNS] mean, float[COLUMNS] scale, float[COLUMNS] new)

@@ -23,11 +23,11 @@ from test_fuse_kernels import (
 from test_totals import generated, statistics
 from triton_interpreter import interpret
 
+from ort_dynamo.graph.fused_op import DOMAIN
 from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.runtime.kernels.fused_kernel import CompiledKernel
 from ort_dynamo.runtime.kernels.kernel_compiler import compile_kernels, triton_version
-from ort_dynamo.targets.fused_op import DOMAIN
 
 pytestmark = pytest.mark.skipif(triton_version() is None, reason="there is no Triton")
 

@@ -8,24 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import onnx_ir as ir
-
-__all__ = ["DOMAIN", "OWN_KERNELS", "FusedOp", "FusedOutput", "Size", "fused_ops_from_json", "fused_ops_to_json"]
+__all__ = ["DOMAIN", "FusedOp", "FusedOutput", "Size", "fused_ops_from_json", "fused_ops_to_json"]
 
 DOMAIN = "ort_dynamo.fused"
 """The domain of every fused operator."""
-
-OWN_KERNELS: Mapping[str, frozenset[ir.DataType]] = dict.fromkeys(
-    ("BitwiseAnd", "BitwiseOr", "BitwiseXor"), frozenset({ir.DataType.INT32, ir.DataType.INT64})
-)
-"""ONNX operator without a kernel in CUDA's provider -> types for which one node of it becomes a fused kernel.
-
-If the fused kernel cannot be compiled, ONNX Runtime runs the node on the CPU, between copies.
-"""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 import ort_dynamo
-from ort_dynamo.program.source_line import covered_modules, user_line
+from ort_dynamo.graph.source_line import covered_modules, user_line
 
 
 def nodes(*paths: str | None) -> list[Node]:

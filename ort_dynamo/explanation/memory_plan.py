@@ -22,7 +22,8 @@ from ort_dynamo.passes.fx.analysis.plans import PlanRow, plan_rows
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.pipelines import plan_passes
 from ort_dynamo.passes.running import run_passes
-from ort_dynamo.program.program_state import read_by, unchanged
+from ort_dynamo.program.program_state import unchanged
+from ort_dynamo.program.read_objects import read_by
 from ort_dynamo.targets.target import Target
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, untouched

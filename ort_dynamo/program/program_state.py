@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,9 +15,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from ort_dynamo.torch_internals.tracing.frames import uncompiled
+from ort_dynamo.program.read_objects import MOST_ITEMS, has_state
+from ort_dynamo.torch_internals.autograd import set_version
 
-__all__ = ["State", "generators", "modules_of", "read_by", "unchanged"]
+__all__ = ["State", "generators", "unchanged"]
 
 
 class State:
@@ -39,8 +39,8 @@ class State:
         """Remember the attributes of an object, such as a module, with what their containers and tensors hold."""
         attributes = dict(vars(owner))
         self._attributes.append((owner, attributes))
-        seen: set[int] = set()
-        for one in _held(attributes.values(), seen):
+        most = None if isinstance(owner, (nn.Module, Optimizer)) else MOST_ITEMS
+        for one in _held(attributes.values(), set(), most):
             if isinstance(one, torch.Tensor):
                 self.keep_value(one)
                 self.keep_gradient(one)
@@ -105,7 +105,7 @@ def unchanged(values: Iterable[Any]) -> Iterator[State]:
     Modules that do not know the shapes of their parameters yet, such as nn.LazyLinear, get them for good.
 
     Args:
-        values: modules, optimizers and tensors that the calls read. Others are left out.
+        values: modules, optimizers, tensors and objects that the calls read. Other values are left out.
     """
     state = State()
     given = list(values)
@@ -119,6 +119,8 @@ def unchanged(values: Iterable[Any]) -> Iterator[State]:
         elif isinstance(one, torch.Tensor):
             state.keep_value(one)
             state.keep_gradient(one)
+        elif not isinstance(one, nn.Module) and has_state(one):
+            state.keep_object(one)
     with generators():
         try:
             yield state
@@ -139,43 +141,22 @@ def generators() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def read_by(function: Callable[..., Any]) -> dict[str, Any]:
-    """Find the modules, optimizers and tensors that a function reads, by their names.
-
-    They are those of its object, of its closure, and of the globals that it names. A module reads itself.
-    """
-    if isinstance(function, nn.Module):
-        return {"": uncompiled(function)}
-    inner = inspect.unwrap(function)
-    found: dict[str, Any] = {}
-    owner = getattr(inner, "__self__", None)
-    if owner is not None:
-        found |= {"": owner} if isinstance(owner, nn.Module) else dict(getattr(owner, "__dict__", {}))
-    if inspect.isfunction(getattr(inner, "__func__", inner)):
-        names = inspect.getclosurevars(inner)
-        found |= {**names.globals, **names.nonlocals}
-    kept = {name: one for name, one in found.items() if isinstance(one, (nn.Module, Optimizer, torch.Tensor))}
-    return {name: uncompiled(one) if isinstance(one, nn.Module) else one for name, one in kept.items()}
-
-
-def modules_of(function: Callable[..., Any]) -> dict[str, nn.Module]:
-    """Find the modules that a function reads, by their names."""
-    return {name: one for name, one in read_by(function).items() if isinstance(one, nn.Module)}
-
-
 # -- attributes and numbers ------------------------------------------------------------------------------------------
 
 
-def _held(values: Iterable[Any], seen: set[int]) -> Iterator[Any]:
-    """Yield the tensors among some values, and the containers with all that is in them, each once."""
+def _held(values: Iterable[Any], seen: set[int], most: int | None) -> Iterator[Any]:
+    """Yield the tensors among some values, and the containers with all that is in them, each once.
+
+    Containers of more than `most` items come without what is in them.
+    """
     for one in values:
         is_container = type(one) in _PUT_BACK
         if id(one) in seen or not (is_container or isinstance(one, torch.Tensor)):
             continue
         seen.add(id(one))
         yield one
-        if is_container:
-            yield from _held(list(one.values() if isinstance(one, dict) else one), seen)
+        if is_container and (most is None or len(one) <= most):
+            yield from _held(list(one.values() if isinstance(one, dict) else one), seen, most)
 
 
 def _version(tensor: torch.Tensor) -> int | None:
@@ -183,13 +164,14 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 
 def _write_back(tensor: torch.Tensor, version: int | None, numbers: torch.Tensor) -> None:
-    """Put the numbers of a tensor back, if they have changed: a write makes a pending backward refuse to run."""
+    """Put the numbers of a tensor back, if they have changed, and its count of writes: a backward may be pending."""
     if version is None:
         with torch.inference_mode():
             tensor.copy_(numbers)
     elif version != tensor._version:
         with torch.no_grad():
             tensor.detach().copy_(numbers)
+        set_version(tensor, version)
     elif type(tensor.data) is torch.Tensor and tensor.layout is torch.strided and not torch.equal(tensor, numbers):
         tensor.data.copy_(numbers)  # the step wrote through .data, which counts no version; nor does this
 

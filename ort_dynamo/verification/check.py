@@ -10,7 +10,7 @@ from ort_dynamo.verification.compare import differences
 from ort_dynamo.verification.find_fault import find_fault
 from ort_dynamo.verification.in_double import InDouble
 from ort_dynamo.verification.record import Recorder
-from ort_dynamo.verification.result import Fault, Verification
+from ort_dynamo.verification.result import Choice, Fault, Verification
 from ort_dynamo.verification.step import Step
 
 __all__ = ["check"]
@@ -42,10 +42,13 @@ def check(
         return step.observe(eager, mode, mode.read)
 
     listed = differences(found, expected, truth)
-    fault = None
+    fault: Fault | None = None
+    choices: tuple[Choice, ...] = ()
     if listed:
         with recorder.recording():
             step.observe(compiled)
-        fault = find_fault(recorder.runs, folder) or otherwise()
+        search = find_fault(recorder.runs, folder)
+        fault = search.fault or otherwise()
+        choices = search.choices if fault is None else ()
         recorder.runs = []
-    return Verification(len(expected), len(recorder.graphs), listed, fault)
+    return Verification(len(expected), len(recorder.graphs), listed, fault, choices)

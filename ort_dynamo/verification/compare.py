@@ -12,12 +12,12 @@ import torch
 
 from ort_dynamo.testing import TOLERANCES, Tolerance, assert_close
 
-__all__ = ["Difference", "difference", "differences", "first_problem", "largest"]
+__all__ = ["FACTOR_OF_ONE", "Difference", "difference", "differences", "excess", "first_problem", "largest"]
 
 _FACTOR = 4.0
 """A value of a step may have this many times eager's own error."""
 
-_FACTOR_OF_ONE = 16.0
+FACTOR_OF_ONE = 16.0
 """The same of one operator's result, in which eager's error may be small by chance."""
 
 _CANCELLED = 1e-4
@@ -127,9 +127,24 @@ def first_problem(
             continue
         own = max(largest([eager]), _CANCELLED * largest(inputs)) if scale is None else scale
         truth = partial(_item, exact, index)
-        if problem := difference(ours.to(eager.dtype), eager, truth, own, factor=_FACTOR_OF_ONE):
+        if problem := difference(ours.to(eager.dtype), eager, truth, own, factor=FACTOR_OF_ONE):
             return f"result {index} {problem}" if len(expected) > 1 else problem
     return ""
+
+
+def excess(found: Any, expected: Any, exact: Any) -> tuple[float, str]:
+    """Say how many times torch's error the error of a result is, by number and in words; 0 where float64 is unknown.
+
+    Torch's error counts as one rounding at least.
+    """
+    if found is None or not _is_inexact(expected) or not isinstance(exact, torch.Tensor):
+        return 0.0, ""
+    own, other = _error(found, exact), _error(expected, exact)
+    rounding = torch.finfo(expected.dtype).eps * _magnitude(exact)
+    problem = (
+        f"its error against float64 is {own:.2g}, torch's {other:.2g}: no operator's is larger, relative to torch's"
+    )
+    return own / max(other, rounding, 1e-300), problem
 
 
 def _item(values: Callable[[], Sequence[Any]], index: int) -> Any:

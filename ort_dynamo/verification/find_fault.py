@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 import torch
@@ -19,19 +20,32 @@ from ort_dynamo.torch_internals.kernels.operators import OpOverload
 from ort_dynamo.torch_internals.kernels.undefined import UNDEFINED
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.verification.alone import Alone, run_alone
-from ort_dynamo.verification.compare import first_problem, largest
+from ort_dynamo.verification.compare import FACTOR_OF_ONE, excess, first_problem, largest
 from ort_dynamo.verification.equal_choice import is_same_choice
 from ort_dynamo.verification.find_stage import find_stage
 from ort_dynamo.verification.in_double import InDouble
 from ort_dynamo.verification.models import LoweredIsland, in_double, nodes_of, plainly, spell_nodes
 from ort_dynamo.verification.record import GraphRun, IslandRun, random_states_set
 from ort_dynamo.verification.repeat import write_operator, written
-from ort_dynamo.verification.result import Fault
+from ort_dynamo.verification.result import Choice, Fault
 
-__all__ = ["find_fault"]
+__all__ = ["Search", "find_fault"]
 
 
-def find_fault(runs: Sequence[GraphRun], folder: Path) -> Fault | None:
+@dataclass(frozen=True)
+class Search:
+    """The result of a search for a fault.
+
+    Attributes:
+        fault: the fault, or None.
+        choices: the operators that chose other elements than torch, of equal ones. All that follows from them differs.
+    """
+
+    fault: Fault | None
+    choices: tuple[Choice, ...] = ()
+
+
+def find_fault(runs: Sequence[GraphRun], folder: Path) -> Search:
     """Find the first fault of some runs.
 
     Islands whose results differ come first, in the order of their runs, and then the graphs around them. An operator
@@ -41,21 +55,30 @@ def find_fault(runs: Sequence[GraphRun], folder: Path) -> Fault | None:
         runs: the recorded runs, in order.
         folder: where the program that repeats the fault is written.
     """
+    choices: dict[str, Choice] = {}
+    for run in runs:
+        for island in run.islands:
+            if not _differs(island):
+                continue
+            steps = _walked(island, folder)
+            choices |= {f"{run.graph.role} {node.name}": _choice(node, run) for node in steps.choices}
+            expected, exact = (steps.results, steps.results) if steps.choices else _interpreted(island)
+            if fault := steps.fault or find_stage(island, expected, exact, folder):
+                return Search(fault)
+            if not steps.choices and (fault := _least_exact([island], folder)):
+                return Search(fault)
+    for run in runs:  # a graph's results in torch follow from torch's choices
+        if not choices and (fault := _around(run)) is not None:
+            return Search(fault)
     islands = [island for run in runs for island in run.islands]
     for island in islands:
-        if _differs(island) and (fault := _examined(island, folder)) is not None:
-            return fault
-    for run in runs:
-        if (fault := _around(run)) is not None:
-            return fault
-    for island in islands:
-        if (fault := _operator_fault(island, folder)) is not None:
-            return fault
-    return None
+        if fault := _walked(island, folder).fault:
+            return Search(fault)
+    return Search(None if choices else _least_exact(islands, folder), tuple(choices.values()))
 
 
-def _examined(island: IslandRun, folder: Path) -> Fault | None:
-    return _operator_fault(island, folder) or find_stage(island, *_interpreted(island), folder)
+def _choice(node: Node, run: GraphRun) -> Choice:
+    return Choice(str(node.target), node.name, run.graph.role, user_line(node))
 
 
 def _differs(island: IslandRun) -> str:
@@ -92,11 +115,15 @@ class _Steps(Interpreter):
     Args:
         gm: the island.
         values: node -> ONNX Runtime's result, or a tuple of them, some of which may be None.
+
+    Attributes:
+        choices: the nodes that chose other elements than torch, of equal ones.
     """
 
     def __init__(self, gm: GraphModule, values: dict[Node, Any]) -> None:
         super().__init__(gm)
         self._values_of = values
+        self.choices: list[Node] = []
 
     def run_node(self, n: Node) -> Any:
         """Run a node; go on with the result of ONNX Runtime."""
@@ -116,13 +143,14 @@ class _Steps(Interpreter):
             else (tuple(together) if several else together[0])
         )
 
-    @staticmethod
-    def _problem(node: Node, ours: Any, eager: Any, args: Any, kwargs: Any) -> str:
+    def _problem(self, node: Node, ours: Any, eager: Any, args: Any, kwargs: Any) -> str:
         def exact() -> Any:
             results = in_double(node.target, args, kwargs)
             return results if isinstance(results, tuple) else (results,)
 
         if is_same_choice(node.target, args, kwargs, ours, eager):
+            if not torch.equal(ours[-1], eager[-1]):
+                self.choices.append(node)
             ours = [None if isinstance(one, torch.Tensor) and one.dtype is torch.int64 else one for one in ours]
         return first_problem(ours, eager, exact, inputs=tree_leaves((args, kwargs)))
 
@@ -135,25 +163,92 @@ def _like(found: Any, expected: Any) -> Any:
     return found if found.stride() == expected.stride() else copy_with_strides(found, expected.stride())
 
 
-def _operator_fault(run: IslandRun, folder: Path) -> Fault | None:
+@dataclass(frozen=True)
+class _Walk:
+    """The operators of an island, looked at one by one.
+
+    Attributes:
+        fault: the first that differs.
+        choices: those that chose other elements than torch, of equal ones.
+        results: the results of the last operators in torch, from the values of ONNX Runtime that they read.
+    """
+
+    fault: Fault | None = None
+    choices: tuple[Node, ...] = ()
+    results: Sequence[Any] = ()
+
+
+def _walked(run: IslandRun, folder: Path) -> _Walk:
     """Look at an island's operators, as they were lowered, one by one."""
     gm = run.graph.segmented.islands[run.name]
     island = LoweredIsland(gm, run.graph.spec)
+    steps = _steps(run, island, _Steps)
+    if steps is None:
+        return _Walk()
+    try:
+        with plainly():
+            results = steps.run(*run.inputs)
+    except _Found as found:
+        return _Walk(_operator(found, run, island, folder))
+    return _Walk(None, tuple(steps.choices), results)
+
+
+_AnySteps = TypeVar("_AnySteps", bound=_Steps)
+
+
+def _steps(run: IslandRun, island: LoweredIsland, kind: type[_AnySteps]) -> _AnySteps | None:
+    """Run an island as it was lowered, with every value as an output; None if only fused kernels can run it."""
+    gm = run.graph.segmented.islands[run.name]
     more = list(dict.fromkeys(value for node in gm.graph.nodes for value in _values_of(island, node)))
     try:
         results = island.run(run.inputs, more)
     except OrtDynamoError:
         if run.graph.target.fuses_kernels:
-            return None  # nodes that only fused kernels run cannot run as they were lowered
+            return None
         raise
     outputs = dict(zip((*island.model.graph.outputs, *more), results, strict=True))
-    values = {node: _read(island.values[node], outputs) for node in gm.graph.nodes if _is_operator(node, island)}
-    try:
+    return kind(
+        gm, {node: _read(island.values[node], outputs) for node in gm.graph.nodes if _is_operator(node, island)}
+    )
+
+
+class _Inexact(_Steps):
+    """Looks for the operator whose error is largest, relative to that of torch.
+
+    Attributes:
+        worst: how many times torch's error it has, and the operator.
+    """
+
+    def __init__(self, gm: GraphModule, values: dict[Node, Any]) -> None:
+        super().__init__(gm, values)
+        self.worst: tuple[float, _Found | None] = (0.0, None)
+
+    def _problem(self, node: Node, ours: Any, eager: Any, args: Any, kwargs: Any) -> str:
+        exact = in_double(node.target, args, kwargs)
+        for one, other, wide in zip(ours, eager, exact if isinstance(exact, tuple) else (exact,), strict=True):
+            factor, problem = excess(one, other, wide)
+            if factor > self.worst[0]:
+                self.worst = factor, _Found(node, args, kwargs, problem)
+        return ""
+
+
+def _least_exact(islands: Sequence[IslandRun], folder: Path) -> Fault | None:
+    """Find the operator that adds most to a difference that no operator has alone."""
+    found: list[tuple[float, _Found, IslandRun, LoweredIsland]] = []
+    for run in islands:
+        island = LoweredIsland(run.graph.segmented.islands[run.name], run.graph.spec)
+        steps = _steps(run, island, _Inexact)
+        if steps is None:
+            continue
         with plainly():
-            _Steps(gm, values).run(*run.inputs)
-    except _Found as found:
-        return _operator(found, run, island, folder)
-    return None
+            steps.run(*run.inputs)
+        factor, one = steps.worst
+        if one is not None and factor > FACTOR_OF_ONE:
+            found.append((factor, one, run, island))
+    if not found:
+        return None
+    _, one, run, island = max(found, key=lambda item: item[0])
+    return _operator(one, run, island, folder)
 
 
 def _is_operator(node: Node, island: LoweredIsland) -> bool:

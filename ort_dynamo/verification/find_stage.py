@@ -36,24 +36,22 @@ def find_stage(run: IslandRun, expected: Sequence[Any], exact: Sequence[Any], fo
     """
     spec = run.graph.spec
     island = LoweredIsland(run.graph.segmented.islands[run.name], spec)
-    before = _copy(island.model)
+    if _problem(island, run, expected, exact):
+        return None  # it was lowered wrong
+    before = ir.to_proto(island.model)
     for pass_ in spec.passes:
         (record,) = run_passes((pass_,), island.model)
-        if record.modified and (problem := _problem(island, run, expected, exact)):
-            name = record.name
-            cause = f"the pass {name}, which rewrites the ONNX model"
-            return _changed(run, island, before, problem, "pass", cause, folder)
-        before = _copy(island.model)
+        after = ir.to_proto(island.model)
+        if after != before and (problem := _problem(island, run, expected, exact)):
+            cause = f"the pass {record.name}, which rewrites the ONNX model"
+            return _changed(run, island, ir.from_proto(before), problem, "pass", cause, folder)
+        before = after
     problem = first_problem(run.compiled.run(*run.inputs), expected, lambda: exact, scale=largest(expected))
     if problem:
         target = run.graph.target
         cause = f"ONNX Runtime's optimizers ({target.package} {target.version}): the model is right without them"
-        return _changed(run, island, before, problem, "optimizer", cause, folder)
+        return _changed(run, island, ir.from_proto(before), problem, "optimizer", cause, folder)
     return None
-
-
-def _copy(model: ir.Model) -> ir.Model:
-    return ir.from_proto(ir.to_proto(model))
 
 
 def _problem(island: LoweredIsland, run: IslandRun, expected: Sequence[Any], exact: Sequence[Any]) -> str:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
-import sys
-import sysconfig
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.saving.files import write_bytes, write_model
 from ort_dynamo.verification.models import LoweredIsland
+from ort_dynamo.verification.own_lowering import UnwritableError, registration
 
 __all__ = ["FOLDER", "write_models", "write_operator", "written"]
 
@@ -73,7 +67,7 @@ def written(write: Callable[..., str], *given: Any) -> tuple[str, str]:
     """
     try:
         return write(*given), ""
-    except OSError as error:
+    except (OSError, UnwritableError) as error:
         return "", f" (the program that repeats it could not be written: {error})"
 
 
@@ -88,20 +82,16 @@ def write_operator(
 ) -> str:
     """Write a program that runs one operator alone, as `run_alone` does, and return its path.
 
-    None is written, and the path is empty, where the program's own lowering can be neither written nor imported.
-
     Raises:
         OSError: the folder cannot be written.
+        UnwritableError: the program's own lowering can be neither written nor imported.
     """
     tensors: list[torch.Tensor] = []
     spelled_args, spelled_kwargs = _spelled(tuple(args), tensors), _spelled(dict(kwargs), tensors)
-    registration = _registration(operator)
-    if registration is None:
-        return ""
     text = _OPERATOR.format(
         operator=operator,
         line=_in_docstring(line),
-        registration=registration,
+        registration=registration(operator),
         args=spelled_args,
         kwargs=spelled_kwargs,
         read=read,
@@ -183,75 +173,3 @@ def _spelled(value: Any, tensors: list[torch.Tensor]) -> str:
         case float():
             return f"float({str(value)!r})" if value != value or value in (float("inf"), -float("inf")) else repr(value)
     return repr(value)
-
-
-# -- a program's own lowerings ---------------------------------------------------------------------------------------
-
-
-def _registration(operator: Any) -> str | None:
-    """Return the lines that register a program's lowering; None where it cannot be written or imported."""
-    if not is_from_outside(operator):
-        return ""
-    function = find_lowering(operator)
-    lines = _defined(function) or _imported(function)
-    if lines is None:
-        return None
-    *before, name = lines
-    register = f"ort_dynamo.register_lowering(torch.ops.{operator}, replace=True)({name})"
-    return "\n".join(["import ort_dynamo", *before, register]) + "\n\n"
-
-
-def _defined(function: Any) -> list[str] | None:
-    """Return the lines that define a function, and its name; None where it reads more than modules and constants."""
-    if not isinstance(function, FunctionType):
-        return None
-    used = inspect.getclosurevars(function)
-    lines = [_constant(name, value) for name, value in {**used.globals, **used.nonlocals}.items()]
-    try:
-        source = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError):  # a program without a file, or a lambda that is a part of a line
-        return None
-    found = [node for node in ast.walk(source) if isinstance(node, (ast.FunctionDef, ast.Lambda))][:2]
-    if None in lines or not found or (isinstance(found[0], ast.Lambda) and len(found) > 1):
-        return None
-    if isinstance(defined := found[0], ast.Lambda):
-        return [*map(str, lines), f"lowering = {ast.unparse(defined)}", "lowering"]
-    defined.decorator_list, defined.returns = [], None
-    for argument in ast.walk(defined.args):
-        if isinstance(argument, ast.arg):
-            argument.annotation = None
-    return [*map(str, lines), "", "", ast.unparse(defined), "", "", defined.name]
-
-
-def _constant(name: str, value: Any) -> str | None:
-    if isinstance(value, ModuleType):
-        root = _root(value)
-        path = f"sys.path.append({str(root)!r})\n" if root is not None and not _is_installed(root) else ""
-        return f"{path}import {value.__name__} as {name}"
-    plain = isinstance(value, (bool, int, float, str, torch.dtype)) or value is None
-    return f"{name} = {_spelled(value, [])}" if plain else None
-
-
-def _imported(function: Any) -> list[str] | None:
-    """Return the lines that import a function, and its name; None where it is in no module that can be imported."""
-    name, module = getattr(function, "__name__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
-    if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not function:
-        return None
-    root = _root(module)
-    if root is None:
-        return None
-    return [f"sys.path.append({str(root)!r})", f"from {module.__name__} import {name}", "", name]
-
-
-def _root(module: ModuleType) -> Path | None:
-    """Return the folder by which a module is imported; None where its name does not fit its file."""
-    file = Path(str(getattr(module, "__file__", None) or ""))
-    parts = module.__name__.split(".")
-    for spelled in (file.with_suffix(""), file.parent):  # a module, or a package
-        if list(spelled.parts[-len(parts) :]) == parts:
-            return Path(*spelled.parts[: -len(parts)])
-    return None
-
-
-def _is_installed(root: Path) -> bool:
-    return any(root == Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))

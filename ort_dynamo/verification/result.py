@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ort_dynamo.errors import NotCompiledError, ResultsDifferError
 from ort_dynamo.verification.compare import Difference
 
-__all__ = ["Fault", "Verification"]
+__all__ = ["Choice", "Fault", "Verification"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,26 @@ _VALUES = 8
 """Number of values that the text lists."""
 
 
+@dataclass(frozen=True)
+class Choice:
+    """An operator that chose other elements than torch, of equal ones, as an operator may (torch leaves this open).
+
+    Attributes:
+        operator: the ATen operator, such as "aten.topk.default".
+        node: its node in the graph.
+        graph: "forward", "backward", "inference" or "training".
+        line: the user's line.
+    """
+
+    operator: str
+    node: str
+    graph: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.operator} ({self.node} in the {self.graph} graph): {self.line}"
+
+
 @dataclass(frozen=True, repr=False)
 class Verification:
     """The result of `verify`; its str and repr are a screen of text.
@@ -79,17 +99,20 @@ class Verification:
         graphs: number of graphs that ort_train compiled for the step.
         differences: the values that differ from eager's by more than rounding.
         fault: the first operator that differs; None where nothing does, or where no operator was found.
+        choices: operators that chose others of equal elements than torch did, such as the indices of a top-k with
+            ties. The differences follow from them, if there is no fault.
     """
 
     compared: int
     graphs: int
     differences: tuple[Difference, ...]
     fault: Fault | None = None
+    choices: tuple[Choice, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """True if nothing differs."""
-        return not self.differences
+        """True if nothing differs, or only what follows from `choices`."""
+        return not self.differences or bool(self.choices)
 
     def raise_if_wrong(self) -> None:
         """Raise ResultsDifferError with this text if something differs, NotCompiledError if nothing was compiled."""
@@ -111,20 +134,29 @@ class Verification:
         graphs = f"{self.graphs} graph{'' if self.graphs == 1 else 's'} of ort_train"
         if not self.graphs:
             yield f"Nothing was compiled:{_NO_GRAPH}"
-        if self.ok:
+        if not self.differences:
             yield f"Equal to eager mode: {self.compared} values, from {graphs}"
             return
         yield f"{len(self.differences)} of {self.compared} values differ from eager mode, from {graphs}:"
         yield from (f"  {one}" for one in self.differences[:_VALUES])
         if len(self.differences) > _VALUES:
             yield f"  and {len(self.differences) - _VALUES} more"
-        yield str(self.fault) if self.fault else _NO_OPERATOR
+        if self.choices:
+            yield _CHOICES
+            yield from (f"  {one}" for one in self.choices[:_VALUES])
+        else:
+            yield str(self.fault) if self.fault else _NO_OPERATOR
 
 
 _NO_GRAPH = " torch.compile found no graph in this call, so all of it ran in eager mode"
 
+_CHOICES = (
+    "This is no fault: elements are equal, and torch leaves open which of them an operator chooses. These operators "
+    "chose others than torch did, and each operator and each session is right for its own inputs:"
+)
+
 _NO_OPERATOR = (
     "No operator, pass or session differs by itself. Each graph, run by torch, has the results of ort_train: the cause "
     "is before the graphs, in Dynamo's or AOTAutograd's trace, which backend='aot_eager' shows, or in a pass on FX "
-    "graphs, which ort_dynamo.verify names."
+    "graphs: ort_dynamo.verify names it, and the option verify does not."
 )

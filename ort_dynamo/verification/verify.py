@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.nn.parameter import is_lazy
 
 from ort_dynamo.compilation.choose_target import placement_threads, session_device
 from ort_dynamo.compilation.compiler import Compilation
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.passes.rewrites import Rewrite, watched_rewrites
-from ort_dynamo.program.program_state import modules_of, read_by
+from ort_dynamo.program.read_objects import modules_of, read_by
 from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
 from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, released, untouched
@@ -152,9 +153,13 @@ def _watched_backend(
 
 @contextmanager
 def _uncompiled_in_place(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Have modules after module.compile() run as they are; all that torch.compile writes to modules is put back."""
+    """Have modules after module.compile() run as they are; all that torch.compile writes to modules is put back.
+
+    Modules without the shapes of their parameters, such as nn.LazyLinear, get these for good.
+    """
     modules = {id(module): module for model in models for module in model.modules()}.values()
-    attributes = [(module, dict(vars(module))) for module in modules]
+    known = [module for module in modules if not any(map(is_lazy, module.parameters(recurse=False)))]
+    attributes = [(module, dict(vars(module))) for module in known]
     for module, _ in attributes:
         vars(module).pop("_compiled_call_impl", None)
     try:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from ort_dynamo.program.program_state import generators, read_by, unchanged
+from ort_dynamo.program.program_state import generators, unchanged
+from ort_dynamo.program.read_objects import read_by
 
 
 class Cached(nn.Module):

@@ -19,7 +19,7 @@ from ort_dynamo.runtime.installed.providers import usable_target
 from ort_dynamo.torch_internals.fakes import FakeTensorMode
 from ort_dynamo.torch_internals.tracing.lazy_code import graph_module
 from ort_dynamo.verification.models import LoweredIsland
-from ort_dynamo.verification.repeat import write_models, write_operator
+from ort_dynamo.verification.repeat import write_models, write_operator, written
 
 aten = torch.ops.aten
 FACTOR = 2.0
@@ -66,7 +66,7 @@ def test_a_lowering_that_cannot_be_written_is_imported_or_no_program_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "their_lowerings.py").write_text(
-        "def helper(ctx, x):\n    return ctx.op.Neg(x)\n\n\ndef wrong(ctx, x):\n    return helper(ctx, x)\n"
+        "FACTORS = [-1.0]\n\n\ndef wrong(ctx, x):\n    return ctx.op.Mul(x, FACTORS[0])\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     import their_lowerings  # type: ignore[import-not-found]
@@ -76,13 +76,30 @@ def test_a_lowering_that_cannot_be_written_is_imported_or_no_program_is_made(
     program = write_operator(tmp_path, "case", aten.exp.default, given, {}, None, "")
     assert "from their_lowerings import wrong" in Path(program).read_text()
     assert ran(program) == 1
-    helper = their_lowerings.helper
-    ort_dynamo.register_lowering(aten.exp.default, replace=True)(lambda ctx, x: helper(ctx, x))
-    assert write_operator(tmp_path, "other", aten.exp.default, given, {}, None, "") == ""
+    factors = their_lowerings.FACTORS
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(lambda ctx, x: ctx.op.Mul(x, factors[0]))
+    path, reason = written(write_operator, tmp_path, "other", aten.exp.default, given, {}, None, "")
+    assert path == ""
+    assert "the lowering reads factors, a list" in reason
     assert not (tmp_path / "other.py").exists()
     ort_dynamo.register_lowering(aten.exp.default, replace=True)(lambda ctx, x: their_lowerings.wrong(ctx, x))
     program = write_operator(tmp_path, "third", aten.exp.default, given, {}, None, "")
     assert "lowering = lambda ctx, x: their_lowerings.wrong(ctx, x)" in Path(program).read_text()
+    assert ran(program) == 1
+
+
+def by_helpers(ctx: Any, x: ir.Value) -> ir.Value:
+    return doubled(ctx, x) if FACTOR else by_helpers(ctx, x)
+
+
+def test_a_lowering_is_written_with_the_functions_that_it_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "op", object())  # named like an attribute that the lowering reads
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(by_helpers)
+    program = write_operator(tmp_path, "case", aten.exp.default, (torch.randn(3),), {}, None, "")
+    text = Path(program).read_text()
+    assert text.index("def doubled(ctx, x):") < text.index("def by_helpers(ctx, x):")
     assert ran(program) == 1
 
 

@@ -19,7 +19,7 @@ import ort_dynamo
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.passes.rewrites import Rewrite, watched_rewrites
 from ort_dynamo.passes.running import run_passes
-from ort_dynamo.program.program_state import modules_of
+from ort_dynamo.program.read_objects import modules_of
 from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, released, untouched
 from ort_dynamo.verification.find_rewrite import find_rewrite
 from ort_dynamo.verification.record import GraphRun

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ort_dynamo import register_lowering, verify
-from ort_dynamo.program.program_state import modules_of
+from ort_dynamo.program.read_objects import modules_of
 from ort_dynamo.verification.step import Step
 
 

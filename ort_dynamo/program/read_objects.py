@@ -1,0 +1,145 @@
+"""Finds the modules, optimizers, tensors and other objects that a function of the program reads."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ort_dynamo.torch_internals.tracing.frames import generated_function, uncompiled
+
+__all__ = ["MOST_ITEMS", "global_names", "has_state", "modules_of", "read_by"]
+
+MOST_ITEMS = 1000
+"""Nobody looks into a container with more items: it is data of the program."""
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_TORCH = Path(torch.__file__).parent
+_FOLDERS = (_PACKAGE, (_PACKAGE / "passes").resolve(), _TORCH, Path(sysconfig.get_paths()["stdlib"]))
+_INSTALLED = map(sysconfig.get_path, ("purelib", "platlib"))
+_LIBRARIES = ("<", *(f"{folder}{os.sep}" for folder in (*_FOLDERS, *_INSTALLED)))
+"""How the file names of code begin that is not the program's."""
+
+_LIBRARY_PACKAGES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "ort_dynamo"})
+
+
+def read_by(function: Callable[..., Any]) -> dict[str, Any]:
+    """Find the modules, optimizers, tensors and objects that a function reads, by their names.
+
+    Objects are those whose attributes the function may change, such as a trainer or a learning-rate scheduler. All of
+    them are looked for in the function's object, its closure, its defaults and bound arguments, and in the globals that
+    it names. From there the search goes on in attributes of objects, in containers of up to 1000 items, and in
+    functions of the program. A module is found as a whole, without the modules inside it.
+    """
+    if isinstance(function, nn.Module):
+        return {"": uncompiled(function)}
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    waiting: deque[tuple[str, Any]] = deque([("", generated_function(function))])
+    while waiting:
+        name, value = waiting.popleft()
+        one = uncompiled(value) if isinstance(value, nn.Module) else value
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, (nn.Module, Optimizer, torch.Tensor)):
+            found[_free(name, found)] = one
+        elif has_state(one):
+            found[_free(f"{name} ({type(one).__name__})", found)] = one
+            waiting.extend(_parts_of_object(name, one))
+        else:
+            waiting.extend(_parts(name, one, is_first=one is function))
+    inner = {
+        id(part) for one in found.values() if isinstance(one, nn.Module) for part in one.modules() if part is not one
+    }
+    return {name: one for name, one in found.items() if id(one) not in inner}
+
+
+def modules_of(function: Callable[..., Any]) -> dict[str, nn.Module]:
+    """Find the modules that a function reads, by their names."""
+    return {name: one for name, one in read_by(function).items() if isinstance(one, nn.Module)}
+
+
+def global_names(code: CodeType) -> Iterator[str]:
+    """Yield the names of the globals that a function's code reads, with those of the functions inside it."""
+    yield from (one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from global_names(inner)
+
+
+def _free(name: str, found: dict[str, Any]) -> str:
+    """Return a name that is not taken: functions may use one name for several values."""
+    number = 1
+    free = name
+    while free in found:
+        number += 1
+        free = f"{name}#{number}"
+    return free
+
+
+def has_state(one: Any) -> bool:
+    """Check for an object of the program, or one of a library that has a state of its own."""
+    if not hasattr(one, "__dict__") or isinstance(one, (type, ModuleType, FunctionType, MethodType, functools.partial)):
+        return False
+    if type(one).__module__.partition(".")[0] not in _LIBRARY_PACKAGES:
+        return True
+    return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+
+
+def _parts_of_object(name: str, one: Any) -> Iterator[tuple[str, Any]]:
+    prefix = f"{name}." if name else ""
+    yield from ((f"{prefix}{key}", value) for key, value in list(vars(one).items()))
+    for kind in type(one).__mro__:
+        for value in list(vars(kind).values()):
+            yield "", value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+
+
+def _parts(name: str, one: Any, *, is_first: bool) -> Iterator[tuple[str, Any]]:
+    """Yield what a container or a function holds, with names."""
+    match one:
+        case dict() if len(one) <= MOST_ITEMS:
+            yield from ((f"{name}[{key!r}]", value) for key, value in list(one.items()))
+        case list() | tuple() | set() | frozenset() | deque() if len(one) <= MOST_ITEMS:
+            yield from ((f"{name}[{index}]", value) for index, value in enumerate(list(one)))
+        case functools.partial():
+            yield name, one.func
+            yield from ((f"args[{index}]", value) for index, value in enumerate(one.args))
+            yield from one.keywords.items()
+        case MethodType():
+            yield name, one.__self__
+            yield name, one.__func__
+        case FunctionType() if is_first or not one.__code__.co_filename.startswith(_LIBRARIES):
+            yield from _read_by_code(one)
+        case FunctionType() if hasattr(one, "__wrapped__"):  # a decorator of a library
+            yield name, generated_function(one)
+            yield name, one.__wrapped__
+
+
+def _read_by_code(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    yield from vars(function).items()  # with what functools.wraps keeps
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # a variable that has no value yet
+    yield from ((f"defaults[{index}]", value) for index, value in enumerate(function.__defaults__ or ()))
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in dict.fromkeys(global_names(function.__code__)):
+        value = function.__globals__.get(name)
+        if not isinstance(value, ModuleType):
+            yield name, value
+        elif not (getattr(value, "__file__", None) or "<").startswith(_LIBRARIES):
+            attributes = vars(value)
+            yield from ((f"{name}.{key}", attributes[key]) for key in function.__code__.co_names if key in attributes)

@@ -1,0 +1,146 @@
+"""Modules, optimizers, tensors and objects that a function reads, wherever it has them from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ort_dynamo.program.program_state import unchanged
+from ort_dynamo.program.read_objects import MOST_ITEMS, global_names, modules_of, read_by
+
+NET = nn.Linear(2, 1)
+COUNTS: list[int] = []
+
+
+def predict(x: torch.Tensor) -> torch.Tensor:
+    return NET(x)
+
+
+def by_a_helper(x: torch.Tensor) -> torch.Tensor:
+    return predict(x).sum()
+
+
+def by_a_lambda(x: torch.Tensor) -> torch.Tensor:
+    return (lambda: NET(x))()
+
+
+def with_a_default(x: torch.Tensor, net: nn.Module = NET) -> torch.Tensor:
+    return net(x)
+
+
+class Trainer:
+    """Holds its networks in containers, and counts."""
+
+    def __init__(self) -> None:
+        self.nets = {"generator": NET}
+        self.optimizers = [torch.optim.SGD(NET.parameters(), lr=0.1, momentum=0.9)]
+        self.steps, self.losses = 0, [0.5]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.step(x)
+
+    @property
+    def net(self) -> nn.Module:
+        return self.nets["generator"]
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.net(x).sum()
+        loss.backward()
+        self.optimizers[0].step()
+        self.steps += 1
+        self.losses.append(loss.item())
+        return loss
+
+
+@functools.wraps(predict)
+def decorated(x: torch.Tensor) -> torch.Tensor:
+    return predict(x)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "a helper": by_a_helper,
+    "a lambda inside": by_a_lambda,
+    "a default": with_a_default,
+    "a bound argument": functools.partial(lambda net, x: net(x), NET),
+    "a method": Trainer().step,
+    "a callable object": Trainer(),
+    "a compiled function": torch.compile(by_a_helper, backend="eager"),
+    "a decorator": decorated,
+    "an object that holds another": SimpleNamespace(trainer=Trainer()).trainer.step,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_module_is_found(name: str) -> None:
+    assert [one for one in modules_of(FUNCTIONS[name]).values() if one is NET] == [NET]
+
+
+def test_a_module_has_the_name_by_which_it_is_read() -> None:
+    assert list(modules_of(Trainer().step)) == ["nets['generator']"]
+    assert list(modules_of(by_a_helper)) == ["NET"]
+
+
+def test_a_module_inside_another_is_found_once() -> None:
+    whole = nn.Sequential(NET)
+    assert modules_of(lambda x: whole(x) + NET(x)) == {"whole": whole}
+
+
+def test_two_modules_of_one_name_are_both_found() -> None:
+    def other(x: torch.Tensor) -> torch.Tensor:
+        net = second
+        return net(x)
+
+    first = second = nn.Linear(2, 1)
+
+    def one(net: nn.Module) -> Callable[..., Any]:
+        return lambda x: net(x) + other(x)
+
+    assert set(map(id, modules_of(one(NET)).values())) == {id(NET), id(first)}
+
+
+def test_steps_of_a_trainer_and_of_a_scheduler_are_put_back() -> None:
+    trainer = Trainer()
+    scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizers[0], 1)
+
+    def step(x: torch.Tensor) -> None:
+        trainer.step(x)
+        scheduler.step()
+
+    step(torch.ones(1, 2))
+    before = NET.weight.detach().clone(), trainer.optimizers[0].state[NET.weight]["momentum_buffer"].clone()
+    losses, lr = list(trainer.losses), scheduler.get_last_lr()
+    with unchanged(read_by(step).values()):
+        step(torch.ones(1, 2))
+        assert trainer.steps == 2
+    assert (trainer.steps, trainer.losses, scheduler.last_epoch, scheduler.get_last_lr()) == (1, losses, 1, lr)
+    assert torch.equal(NET.weight, before[0])
+    assert torch.equal(trainer.optimizers[0].state[NET.weight]["momentum_buffer"], before[1])
+
+
+def test_data_of_a_program_is_not_looked_through() -> None:
+    data = [torch.ones(1)] * (MOST_ITEMS + 1)
+    trainer = SimpleNamespace(data=data)
+
+    def step() -> int:
+        return len(data) + len(trainer.data)
+
+    assert not [one for one in read_by(step).values() if isinstance(one, torch.Tensor)]
+
+
+def test_attributes_are_no_globals() -> None:
+    assert set(global_names((lambda x: x.COUNTS.append(len(NET.weight))).__code__)) == {"len", "NET"}
+
+
+def test_a_pending_backward_may_run_after_a_step_that_was_undone() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    loss = model(torch.randn(4, 2)).sum()
+    with unchanged([model]):
+        model(torch.randn(4, 2)).sum().backward()
+    loss.backward()
+    assert model[0].weight.grad is not None

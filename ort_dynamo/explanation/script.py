@@ -70,7 +70,7 @@ def observing(name: str) -> Iterator[Observed]:
     Args:
         name: the program's file.
     """
-    with clocked() as seconds:
+    with clocked(threads=True) as seconds:
         found = Observed(name, seconds)
         with observed(found.make):
             yield found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import getitem
 from typing import NamedTuple
 
 from torch.fx import GraphModule, Node
@@ -11,7 +12,7 @@ from torch.fx import GraphModule, Node
 from ort_dynamo.graph.marks import WHOLE_NODE
 from ort_dynamo.graph.source_line import module_path, user_line
 
-__all__ = ["IslandNodes", "NodeOrigin", "NodeOrigins", "find_origins", "mark_nodes"]
+__all__ = ["IslandNodes", "NodeOrigin", "NodeOrigins", "find_origins", "mark_nodes", "operator_name"]
 
 
 class NodeOrigin(NamedTuple):
@@ -19,9 +20,10 @@ class NodeOrigin(NamedTuple):
 
     Attributes:
         name: the node's.
-        overload: its operator; "" of an input.
-        module: the innermost module that called it, such as "layers.0.mlp (Linear)"; "" outside of modules.
-        line: the user's line.
+        overload: its operator; "" of an input. One of several results of an operator has that operator.
+        module: the innermost module that called it, such as "layers.0.mlp (Linear)"; "" outside of modules. An input
+            has that of a node that reads it.
+        line: the user's line; of an input, that of the same reader.
     """
 
     name: str
@@ -87,6 +89,16 @@ def find_origins(gm: GraphModule, outer: GraphModule, islands: Mapping[str, Grap
 
 
 def _origin(node: Node) -> NodeOrigin:
-    if node.op != "call_function":
+    if node.op == "call_function":
+        return NodeOrigin(node.name, operator_name(node), module_path(node), user_line(node))
+    reader = next((user for user in node.users if user.op == "call_function"), None)
+    if reader is None:
         return NodeOrigin(node.name, "", "", "")
-    return NodeOrigin(node.name, str(node.target), module_path(node), user_line(node))
+    return NodeOrigin(node.name, "", module_path(reader), user_line(reader))
+
+
+def operator_name(node: Node) -> str:
+    """Return the operator that computes a node, such as "aten.topk.default", for each of its results as well."""
+    while node.target is getitem and isinstance(source := node.args[0], Node):
+        node = source
+    return str(node.target)

@@ -150,12 +150,17 @@ class _Progress:
 
 
 _current: ContextVar[_Progress | _StageClock | None] = ContextVar("ort_dynamo progress", default=None)
+_of_all_threads: list[_StageClock] = []
+
+
+def _running() -> _Progress | _StageClock | None:
+    return _current.get() or (_of_all_threads[-1] if _of_all_threads else None)
 
 
 @contextmanager
 def showing() -> Iterator[None]:
     """Show the stages that come while this is open, if `is_shown`; a clock adds up their seconds."""
-    outer = _current.get()
+    outer = _running()
     if isinstance(outer, _StageClock):
         with outer.compiling():
             yield
@@ -173,26 +178,34 @@ def showing() -> Iterator[None]:
 
 
 @contextmanager
-def clocked() -> Iterator[dict[str, float]]:
-    """Add up the seconds of the stages that come while this is open, by stage."""
+def clocked(*, threads: bool = False) -> Iterator[dict[str, float]]:
+    """Add up the seconds of the stages that come while this is open, by stage.
+
+    Args:
+        threads: whether the stages of other threads count; torch compiles in one thread at a time.
+    """
     clock = _StageClock()
     token = _current.set(clock)
+    if threads:
+        _of_all_threads.append(clock)
     try:
         yield clock.seconds
     finally:
         clock.stop()
         _current.reset(token)
+        if threads:
+            _of_all_threads.remove(clock)
 
 
 def stage(name: str) -> None:
     """Begin a stage that counts nothing."""
-    if (progress := _current.get()) is not None:
+    if (progress := _running()) is not None:
         progress.stage(name)
 
 
 def counted(nodes: Iterable[_T], name: str) -> Iterable[_T]:
     """Begin a stage that goes through nodes, and count them."""
-    progress = _current.get()
+    progress = _running()
     return nodes if progress is None else _counted(progress, list(nodes), name)
 
 

@@ -19,7 +19,7 @@ from ort_dynamo.runtime.boxed import RunWatch
 from ort_dynamo.runtime.observe.observed_run import ObservedGraph, Show
 from ort_dynamo.statistics.run import RunStatistics
 from ort_dynamo.statistics.summarize import Numbers, count_abnormal, summarize
-from ort_dynamo.statistics.values import ValueStatistics
+from ort_dynamo.statistics.values import INPUT, ValueStatistics
 from ort_dynamo.torch_internals.autograd import in_backward
 
 __all__ = ["CollectedStatistics", "collect_statistics"]
@@ -146,7 +146,7 @@ class _GraphRun:
             role=origins.role,
             index=index,
             node=f"{origin.name}{item}",
-            overload=origin.overload or "input",
+            overload=origin.overload or INPUT,
             module=origin.module,
             line=origin.line,
             dtype=str(value.dtype).removeprefix("torch."),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from ort_dynamo.statistics.run import RunStatistics
-from ort_dynamo.statistics.values import ValueStatistics, lined_up, short, sizes
+from ort_dynamo.statistics.values import INPUT, ValueStatistics, lined_up, short, sizes
 
 __all__ = ["StatisticsComparison", "ValueDifference", "compare_statistics"]
 
@@ -86,36 +86,54 @@ def _spelled(value: object) -> str:
 def compare_statistics(first: RunStatistics, second: RunStatistics, *, tolerance: float = 1e-3) -> StatisticsComparison:
     """Compare the statistics of two runs of one model, such as one in float32 and one in bfloat16.
 
-    Two values are the same one if step, graph, role, module, operator and the text of the line agree, and as many
-    such values came before them. Names and line numbers may differ.
+    Two values are the same one if step, graph, role, module, operator and the text of the line agree. If both runs have
+    as many such values, their order decides, and names and line numbers may differ. Otherwise only those of equal names
+    and shapes are compared, as are inputs of graphs.
 
     Args:
         first: the run that gives the order.
         second: the other run.
         tolerance: the difference above which a value is listed, relative to its largest finite element in both runs.
     """
-    others = dict(_keyed(second.statistics))
-    only_first, differences, compared = [], [], 0
-    for key, value in _keyed(first.statistics):
-        other = others.pop(key, None)
-        if other is None:
-            only_first.append(value)
+    pairs = _paired(first.statistics, second.statistics)
+    paired = set(pairs.values())
+    only_first = tuple(one for index, one in enumerate(first.statistics) if index not in pairs)
+    only_second = tuple(one for index, one in enumerate(second.statistics) if index not in paired)
+    differences = []
+    for index, value in enumerate(first.statistics):
+        if index in pairs:
+            other = second.statistics[pairs[index]]
+            statistic, difference = _difference(value, other)
+            if difference > tolerance:
+                differences.append(ValueDifference(value, other, statistic, difference))
+    return StatisticsComparison(tuple(differences), len(pairs), only_first, only_second, tolerance)
+
+
+def _paired(first: Sequence[ValueStatistics], second: Sequence[ValueStatistics]) -> dict[int, int]:
+    """Return the index of each value of the first run that the second has -> its index there."""
+    theirs = _grouped(second)
+    pairs: dict[int, int] = {}
+    for key, ours in _grouped(first).items():
+        others = theirs.get(key, [])
+        if len(ours) == len(others) and first[ours[0]].overload != INPUT:
+            pairs |= zip(ours, others, strict=True)
             continue
-        compared += 1
-        statistic, difference = _difference(value, other)
-        if difference > tolerance:
-            differences.append(ValueDifference(value, other, statistic, difference))
-    return StatisticsComparison(tuple(differences), compared, tuple(only_first), tuple(others.values()), tolerance)
+        named: defaultdict[Hashable, deque[int]] = defaultdict(deque)
+        for index in others:
+            named[second[index].node, second[index].shape].append(index)
+        for index in ours:
+            if same := named[first[index].node, first[index].shape]:
+                pairs[index] = same.popleft()
+    return pairs
 
 
-def _keyed(values: Iterable[ValueStatistics]) -> Iterable[tuple[Hashable, ValueStatistics]]:
-    """Yield each value with its key, which the same value of another run has."""
-    seen: Counter[Hashable] = Counter()
-    for one in values:
+def _grouped(values: Sequence[ValueStatistics]) -> dict[Hashable, list[int]]:
+    """Give the indices of values that only their names and their order tell apart."""
+    found: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for index, one in enumerate(values):
         item = one.node[one.node.find("[") :] if "[" in one.node else ""
-        key = (one.step, one.graph, one.role, one.module, one.overload, item, _PLACE.sub("", one.line))
-        seen[key] += 1
-        yield (*key, seen[key]), one
+        found[one.step, one.graph, one.role, one.module, one.overload, item, _PLACE.sub("", one.line)].append(index)
+    return found
 
 
 def _difference(first: ValueStatistics, second: ValueStatistics) -> tuple[str, float]:

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ValueStatistics", "lined_up", "short", "sizes"]
+__all__ = ["INPUT", "ValueStatistics", "lined_up", "short", "sizes"]
+
+INPUT = "input"
+"""The operator of an input of a graph."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,9 @@ class ValueStatistics:
         index: the place of the node in its graph.
         node: its name in the graph, such as "addmm" or "native_layer_norm[0]".
         overload: its operator, such as "aten.addmm.default"; "input" of an input of the graph.
-        module: the innermost module that called the operator, such as "layers.0 (Linear)"; "" outside of modules.
-        line: your line that called it, or a reason why there is none.
+        module: the innermost module that called the operator, such as "layers.0 (Linear)"; "" outside of modules. An
+            input has the module of an operator that reads it.
+        line: your line that called it, or a reason why there is none. An input has the line of the same reader.
         dtype: the dtype in which the value was computed.
         shape: its sizes.
         min, max, mean: of its finite elements, in float64; None if there are none. Of complex numbers, of their

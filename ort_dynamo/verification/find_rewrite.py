@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from ort_dynamo.graph.marks import HALF
+from ort_dynamo.graph.node_origins import operator_name
 from ort_dynamo.graph.source_line import module_path, user_line
 from ort_dynamo.passes.rewrites import Rewrite
 from ort_dynamo.testing import copied
@@ -112,7 +113,7 @@ def _fault(rewrite: Rewrite, before: _Values, after: _Values, problem: str) -> F
     wrong = after.first_wrong(before)
     node, problem = (None, problem) if wrong is None else wrong
     return Fault(
-        operator="" if node is None else str(node.target),
+        operator="" if node is None else operator_name(node),
         node="" if node is None else node.name,
         graph="joint" if node is None else node.meta.get(HALF, "is_forward").removeprefix("is_"),
         module="" if node is None else module_path(node),

@@ -13,6 +13,7 @@ from torch.fx import Node
 from ort_dynamo.errors import OrtDynamoError
 from ort_dynamo.graph.dtypes import TORCH_TO_ONNX
 from ort_dynamo.graph.marks import fx_node_name
+from ort_dynamo.graph.node_origins import operator_name
 from ort_dynamo.graph.source_line import module_path, user_line
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.verification.compare import first_problem, largest
@@ -80,7 +81,7 @@ def _changed(
     name = f"{run.graph.role}-{node.name if node else run.name}"
     repeat, unwritten = written(write_models, folder, name, right, after, run.inputs, cause)
     return Fault(
-        operator=str(node.target) if node else "",
+        operator=operator_name(node) if node else "",
         node=node.name if node else "",
         graph=run.graph.role,
         module=module_path(node) if node else "",

@@ -225,3 +225,21 @@ def test_a_clock_leaves_the_line_on_the_terminal(terminal: Terminal) -> None:
         for letter in counted("ab", "letters"):
             if letter == "b":
                 wait_for("1 of 2 nodes", terminal)
+
+
+def test_a_clock_of_all_threads_adds_up_their_stages(terminal: Terminal) -> None:
+    def compile_something() -> None:
+        with showing():
+            stage("building")
+
+    for threads in (False, True):
+        with clocked(threads=threads) as seconds:
+            thread = threading.Thread(target=compile_something)
+            thread.start()
+            thread.join()
+        assert ("building" in seconds) is threads
+    before = dict(seconds)
+    thread = threading.Thread(target=compile_something)
+    thread.start()
+    thread.join()
+    assert seconds == before, "it is stopped"

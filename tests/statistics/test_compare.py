@@ -139,3 +139,45 @@ def test_the_first_difference_is_where_the_runs_part() -> None:
     head, row = str(found).splitlines()[1:3]
     assert head.split()[-4:] == ["statistic", "first", "second", "difference"]
     assert "aten.mul.Tensor" in row
+
+
+def run_of(*changes: dict[str, Any]) -> RunStatistics:
+    return RunStatistics([replace(VALUE, **change) for change in changes])
+
+
+def test_a_value_that_one_run_alone_shows_shifts_no_other() -> None:
+    first = run_of({"node": "mul", "max": 4.0}, {"node": "mul_2", "max": 8.0})
+    second = run_of({"node": "mul", "max": 4.0}, {"node": "mul_1", "max": 6.0}, {"node": "mul_2", "max": 8.0})
+    found = compare_statistics(first, second)
+    assert (found.compared, found.differences, found.only_first) == (2, (), ())
+    assert [one.node for one in found.only_second] == ["mul_1"]
+    assert [one.node for one in compare_statistics(second, first).only_first] == ["mul_1"]
+
+
+def test_inputs_are_compared_by_their_names() -> None:
+    first = run_of({"overload": "input", "node": "tanh", "max": 1.0})
+    second = run_of({"overload": "input", "node": "addmm", "max": 5.0})
+    found = compare_statistics(first, second)
+    assert (found.compared, len(found.only_first), len(found.only_second)) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("options", [{"graph_optimization": "disable"}, {"memory_budget": 0.3}])
+def test_runs_that_show_other_values_do_not_differ(options: dict[str, Any]) -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.tanh(self.up(x))
+
+    model, x = nn.Sequential(*[Layer() for _ in range(4)]), torch.randn(4, 8)
+    runs = []
+    for chosen in ({}, options):
+        torch._dynamo.reset()
+        with collect_statistics() as run:
+            torch.compile(model, backend="ort_train", options=chosen)(x).sum().backward()
+        runs.append(run)
+    found = compare_statistics(*runs)
+    assert not found.differences
+    assert found.compared > 20

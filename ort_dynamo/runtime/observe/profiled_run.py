@@ -8,7 +8,7 @@ import os
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class NodeTime:
     Attributes:
         name: the node's name.
         op_type: its operator.
-        seconds: median of the runs.
+        seconds: median of the runs. An If, Loop or Scan has its own time, without that of the nodes inside it.
     """
 
     name: str
@@ -118,15 +118,34 @@ def read_profile(events: Iterable[Mapping[str, Any]], skipped: int) -> Profile:
     """
     kernels = [one for one in events if str(one["name"]).endswith(NODE_SUFFIX)]
     times: dict[tuple[str, str, str], list[float]] = {}
-    for one in kernels:
+    inside = _inside(kernels)
+    for index, one in enumerate(kernels):
         given = one["args"]
         key = str(one["name"]).removesuffix(NODE_SUFFIX), str(given["op_name"]), str(given.get("node_index", ""))
-        times.setdefault(key, []).append(one["dur"] / 1e6)
+        times.setdefault(key, []).append(max(one["dur"] - inside[index], 0) / 1e6)
     nodes = tuple(
         NodeTime(name, op_type, statistics.median(seconds[skipped:] or seconds))
         for (name, op_type, _), seconds in times.items()
     )
     return Profile(nodes, _in_use(kernels))
+
+
+def _inside(kernels: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Give the microseconds of the nodes directly inside each node, which has a subgraph or has none."""
+    inside = [0.0] * len(kernels)
+    around: list[int] = []
+    for index in sorted(range(len(kernels)), key=lambda index: (kernels[index]["ts"], -kernels[index]["dur"])):
+        now = kernels[index]
+        while around and now["ts"] >= kernels[around[-1]]["ts"] + kernels[around[-1]]["dur"]:
+            around.pop()
+        if around:
+            inside[around[-1]] += now["dur"]
+        if now["args"]["op_name"] in _WITH_SUBGRAPHS:
+            around.append(index)
+    return inside
+
+
+_WITH_SUBGRAPHS = ("If", "Loop", "Scan")
 
 
 def _in_use(kernels: Iterable[Mapping[str, Any]]) -> tuple[int, int] | None:

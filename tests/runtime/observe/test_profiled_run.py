@@ -46,8 +46,8 @@ def test_a_profiled_graph_computes_the_same_and_tells_its_nodes(
     assert not list(tmp_path.glob("ort_dynamo-*"))
 
 
-def event(name: str, took: int, index: int = 0, **told: str) -> dict[str, Any]:
-    return {"name": name, "dur": took, "args": {"op_name": "Add", "node_index": str(index), **told}}
+def event(name: str, took: int, index: int = 0, op_type: str = "Add", begins: int = 0, **told: str) -> dict[str, Any]:
+    return {"name": name, "ts": begins, "dur": took, "args": {"op_name": op_type, "node_index": str(index), **told}}
 
 
 def test_the_first_runs_do_not_count() -> None:
@@ -68,3 +68,16 @@ def test_bytes_in_use_are_told_where_onnx_runtime_tells_them() -> None:
         event("c_kernel_time", 1, mem_bytes_in_use="500", mem_in_use_delta="-400"),
     ]
     assert read_profile(events, 0).in_use == (100, 900)
+
+
+def test_the_time_of_nodes_inside_another_counts_once() -> None:
+    events = [
+        event("before_kernel_time", 10, begins=0),
+        event("inner_kernel_time", 30, begins=12),
+        event("deep_kernel_time", 20, begins=46),
+        event("loop_kernel_time", 25, op_type="Loop", begins=44),
+        event("if_kernel_time", 60, op_type="If", begins=10),
+        event("after_kernel_time", 5, begins=70),
+    ]
+    seconds = {node.name: round(node.seconds * 1e6) for node in read_profile(events, 0).nodes}
+    assert seconds == {"before": 10, "inner": 30, "deep": 20, "loop": 5, "if": 5, "after": 5}

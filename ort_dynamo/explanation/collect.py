@@ -14,8 +14,9 @@ from torch.fx import GraphModule, Node
 
 from ort_dynamo.cache.open_island import OpenedIsland
 from ort_dynamo.compilation.cut import PartitionRecord
-from ort_dynamo.compilation.events import GraphCompilation, Listener
+from ort_dynamo.compilation.events import BoxedRun, GraphCompilation, Listener
 from ort_dynamo.explanation.data import Graph, Island, Operator, PassRun, Role, Saved
+from ort_dynamo.explanation.step_calls import StepCalls
 from ort_dynamo.graph.build import PassRecord
 from ort_dynamo.graph.source_line import innermost_module, user_line
 from ort_dynamo.passes.fx.analysis.memory import SavedTensor, alive_alone, alive_bytes
@@ -44,6 +45,7 @@ class Collect(Listener):
 
     Args:
         opened: called with each graph whose islands are open, before it becomes a function.
+        calls: counts the calls of its graphs.
 
     Attributes:
         compile_id: torch's name for the compile.
@@ -54,7 +56,7 @@ class Collect(Listener):
         runtime: package, version and provider of its sessions.
     """
 
-    def __init__(self, opened: Callable[[GraphCompilation], None] = lambda graph: None) -> None:
+    def __init__(self, opened: Callable[[GraphCompilation], None], calls: StepCalls) -> None:
         self.compile_id: str | None = current_compile_id()
         self.partition: PartitionRecord | None = None
         self.records: list[GraphRecord] = []
@@ -62,6 +64,7 @@ class Collect(Listener):
         self.stages: Mapping[str, float] = {}
         self.runtime: str = ""
         self._opened = opened
+        self._calls = calls
         self._alive: dict[str, dict[str, int]] = {}
         self._start: dict[str, int] = {}
         self._saved: tuple[Saved, ...] = ()
@@ -131,6 +134,10 @@ class Collect(Listener):
             )
         )
         self._opened(graph)
+
+    def finished(self, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:
+        """Count the calls of the graph."""
+        return self._calls.watched(self, graph, run)
 
     def compiled(self) -> CompileRecord:
         """Give the record of the compile, as `summarize` reads it."""

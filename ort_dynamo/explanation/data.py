@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["PLACES", "Graph", "Island", "Measured", "OnnxNode", "Operator", "PassRun", "Role", "Saved", "plain"]
+__all__ = ["PLACES", "Call", "Graph", "Island", "Measured", "OnnxNode", "Operator", "PassRun", "Role", "Saved", "plain"]
 
 PLACES = ("native", "chosen", "eager", "by_design", "free")
 """The places where an operator runs: in ONNX Runtime; in torch by choice, as a fallback or by design; or it computes
@@ -223,6 +223,19 @@ class Graph:
     def peak(self) -> int:
         """Predicted most bytes alive, inputs and parameters not counted."""
         return max(role.peak for role in self.roles)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the forward of one of Dynamo's graphs, or of its graph without gradients.
+
+    Attributes:
+        graph: its index.
+        saved: bytes that the call saves for the backward, without those that an earlier call of the step saves.
+    """
+
+    graph: int
+    saved: int
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ort_dynamo.explanation.data import Graph, Measured, plain
+from ort_dynamo.explanation.collect import Collect
+from ort_dynamo.explanation.data import Call, Graph, Measured, plain
 from ort_dynamo.explanation.groups import Group, Share, outside, saved_by, step, time_by
+from ort_dynamo.explanation.step_calls import StepCalls
 from ort_dynamo.explanation.text import lines
 from ort_dynamo.report.summary import Summary
 
-__all__ = ["Explanation"]
+__all__ = ["Explanation", "calls_of"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,6 +30,8 @@ class Explanation:
         options: the options that were given, as text.
         measured: times and bytes of some steps; None without measure=True.
         cache: the folder of the cache on disk; "" if it is off.
+        calls: the calls of graphs in one step, in order. A graph may run several times, such as once for each layer. Of
+            a program with several steps, it is the one that saves most.
     """
 
     name: str
@@ -37,6 +41,7 @@ class Explanation:
     options: Mapping[str, str] = field(default_factory=dict)
     measured: Measured | None = None
     cache: str = ""
+    calls: tuple[Call, ...] = ()
 
     @property
     def outside(self) -> tuple[Group, ...]:
@@ -45,8 +50,21 @@ class Explanation:
 
     @property
     def saved(self) -> tuple[Share, ...]:
-        """Bytes that are saved for the backward, by operator and module class, most first."""
-        return saved_by(self.graphs)
+        """Bytes that the calls of a step save for the backward, by operator and module class, most first.
+
+        A tensor that two graphs save is part of both. It counts once in `saved_bytes`.
+        """
+        return saved_by(self.in_step)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that a step saves for the backward."""
+        return sum(one.saved for one in self.calls)
+
+    @property
+    def in_step(self) -> tuple[Graph, ...]:
+        """The graph of each call in a step."""
+        return tuple(self.graphs[one.graph] for one in self.calls)
 
     @property
     def times(self) -> tuple[Share, ...]:
@@ -56,7 +74,7 @@ class Explanation:
     @property
     def peak(self) -> int:
         """Predicted most bytes alive in a step, inputs and parameters not counted."""
-        return max((one.alive for one in step(self.graphs)), default=0)
+        return max((one.alive for one in step(self.graphs, self.calls)), default=0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as dicts, lists, texts and numbers, as JSON has them."""
@@ -81,3 +99,9 @@ class Explanation:
         from ort_dynamo.explanation.html_page.page import embedded
 
         return embedded(self)
+
+
+def calls_of(calls: StepCalls, collected: Sequence[Collect]) -> tuple[Call, ...]:
+    """Return the calls of a step, by the indices of compiles."""
+    index = {id(one): number for number, one in enumerate(collected)}
+    return tuple(Call(index[id(owner)], saved) for owner, saved in calls.largest() if id(owner) in index)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ort_dynamo.explanation.data import Graph, Operator, Role
+from ort_dynamo.explanation.data import Call, Graph, Operator, Role
 
 __all__ = [
     "ORDER",
@@ -172,21 +172,22 @@ class Moment:
     alive: int
 
 
-def step(graphs: Sequence[Graph]) -> tuple[Moment, ...]:
-    """Give the operators of a step: the forwards, then the backwards from the last graph to the first.
+def step(graphs: Sequence[Graph], calls: Sequence[Call]) -> tuple[Moment, ...]:
+    """Give the operators of a step: the forwards, then the backwards from the last call to the first.
 
-    While a graph runs, the saved tensors of the graphs before it are alive as well.
+    While a graph runs, the saved tensors of the calls before it are alive as well.
     """
     found: list[Moment] = []
     saved = 0
-    held: list[int] = []
-    for graph in graphs:
-        held.append(saved)
+    held: list[tuple[Graph, int]] = []
+    for call in calls:
+        graph = graphs[call.graph]
+        held.append((graph, saved))
         found += (
             _moment(role, one, saved) for role in graph.roles if role.name != "backward" for one in role.operators
         )
-        saved += graph.saved_bytes
-    for graph, before in zip(reversed(graphs), reversed(held), strict=True):
+        saved += call.saved
+    for graph, before in reversed(held):
         found += (
             _moment(role, one, before) for role in graph.roles if role.name == "backward" for one in role.operators
         )

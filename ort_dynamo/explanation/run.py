@@ -17,9 +17,10 @@ from ort_dynamo.compilation.choose_target import placement_threads, session_devi
 from ort_dynamo.compilation.compiler import Compilation
 from ort_dynamo.compilation.events import GraphCompilation, Listeners
 from ort_dynamo.explanation.collect import Collect
-from ort_dynamo.explanation.explanation import Explanation
+from ort_dynamo.explanation.explanation import Explanation, calls_of
 from ort_dynamo.explanation.measure import Measuring
 from ort_dynamo.explanation.notes import earlier_recompiles, function_name
+from ort_dynamo.explanation.step_calls import StepCalls
 from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.program.program_state import State, unchanged
@@ -99,6 +100,7 @@ def explain(
             options=_spelled(mode, options),
             measured=measured,
             cache=_folder(asked),
+            calls=calls_of(run.calls, run.collected),
         )
 
 
@@ -147,6 +149,7 @@ class _DryRun:
 
     Attributes:
         collected: the facts of each compile, in order.
+        calls: counts the calls of its graphs.
         measuring: measures its sessions; None if nothing is measured.
     """
 
@@ -160,6 +163,7 @@ class _DryRun:
         measuring: Measuring | None,
     ) -> None:
         self.collected: list[Collect] = []
+        self.calls = StepCalls()
         self.measuring = measuring
         self._options = options
         self._state = state
@@ -175,7 +179,7 @@ class _DryRun:
             if self.measuring is not None:
                 self.measuring.open(graph, len(self.collected))
 
-        collect = Collect(opened)
+        collect = Collect(opened, self.calls)
         device = session_device(gm, example_inputs)
         compilation = Compilation(self._options, device, self._threads, Listeners(collect, *self._measurers()))
         with clocked() as seconds, showing():

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from ort_dynamo.compilation.events import observed
 from ort_dynamo.explanation.collect import Collect
-from ort_dynamo.explanation.explanation import Explanation
+from ort_dynamo.explanation.explanation import Explanation, calls_of
 from ort_dynamo.explanation.notes import function_name
+from ort_dynamo.explanation.step_calls import StepCalls
 from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.program.progress import clocked
 from ort_dynamo.report.record import BACKEND
@@ -32,13 +33,14 @@ class Observed:
         self._seconds = seconds
         self._before: Mapping[str, float] = {}
         self._collected: list[Collect] = []
+        self._calls = StepCalls()
         self._begin = time.time()
 
     def make(self) -> Collect:
         """Give the listener of a compile that begins."""
         self._settle()
         self._before = dict(self._seconds)
-        self._collected.append(Collect())
+        self._collected.append(Collect(lambda graph: None, self._calls))
         return self._collected[-1]
 
     def _settle(self) -> None:
@@ -59,6 +61,7 @@ class Observed:
             graphs=tuple(one.graph(function_name(one.compile_id, seen)) for one in collected),
             summary=summary,
             runtime=collected[-1].runtime if collected else "",
+            calls=calls_of(self._calls, collected),
             cache=str(place.path) if (place := cache_location()) is not None else "",
         )
 

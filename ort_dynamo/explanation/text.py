@@ -75,7 +75,7 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     yield from section("graph breaks", grouped(summary.breaks))
     yield from section("skipped by Dynamo, their own code runs in eager", grouped(summary.skipped))
     yield from section("compiled again", repeated(summary.recompiles))
-    yield from _memory(graphs, explanation.peak, explanation.saved)
+    yield from _memory(explanation)
     yield from _passes(graphs)
     if graphs:
         yield f"compile: {_stages(graphs)}"
@@ -141,15 +141,16 @@ def _named(groups: Sequence[Group]) -> str:
     return f"{sum(one.count for one in groups)} x {', '.join(names[:_NAMES] if more else names)}{more} ({roles})"
 
 
-def _memory(graphs: Sequence[Graph], peak: int, saved: Sequence[Share]) -> Iterator[str]:
+def _memory(explanation: Explanation) -> Iterator[str]:
+    graphs, saved = explanation.in_step, explanation.saved
     if not graphs:
         return
-    total = sum(graph.saved_bytes for graph in graphs)
     without = sum(graph.nbytes_without for graph in graphs)
     again = sum(sum(graph.recomputed.values()) for graph in graphs)
-    kept = f", {spelled_bytes(total)} saved for the backward" if without else ""
+    kept = f", {spelled_bytes(explanation.saved_bytes)} saved for the backward" if without else ""
     plan = f" ({spelled_bytes(without)} without recomputation of {again} operators)" if again else ""
-    yield f"memory: predicted peak {spelled_bytes(peak)}{kept}{plan}"
+    calls = f" in a step with {len(graphs)} calls of graphs" if len(set(map(id, graphs))) < len(graphs) else ""
+    yield f"memory{calls}: predicted peak {spelled_bytes(explanation.peak)}{kept}{plan}"
     for one in saved[:_FEW]:
         yield f"  {spelled_bytes(one.amount)} in {one.count} tensor{'s' if one.count > 1 else ''} of {one.name}"
         yield from (f"    {line}" for line in one.lines[:1] if line.startswith("File "))

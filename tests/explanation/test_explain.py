@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -281,9 +282,57 @@ def test_the_memory_of_a_step_has_the_saved_tensors_of_earlier_graphs() -> None:
     w = torch.randn(8, 8, requires_grad=True)
     found = explain(broken, torch.randn(4, 8), w)
     first, second = found.graphs
-    moments = step(found.graphs)
+    moments = step(found.graphs, found.calls)
     assert [name for name, _ in itertools.groupby(one.role for one in moments)] == ["forward", "backward"]
     ahead = len(first.roles[0].operators)
     assert moments[ahead].alive == second.roles[0].operators[0].alive + first.saved_bytes
     assert moments[-1].alive == first.roles[1].operators[-1].alive
     assert found.peak == max(one.alive for one in moments)
+
+
+class Broken(nn.Module):
+    """A block with a graph break, so that all blocks share two graphs."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.up(x))
+        torch._dynamo.graph_break()
+        return x + torch.tanh(self.down(h))
+
+
+def saved_by_a_call(function: Callable[..., Any], model: nn.Module, x: torch.Tensor) -> int:
+    """Count the bytes that autograd saves, without those of parameters and of the input."""
+    given = {one.untyped_storage().data_ptr() for one in (*model.parameters(), x)}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(one: torch.Tensor) -> torch.Tensor:
+        if (place := one.untyped_storage().data_ptr()) not in given:
+            kept[place] = one
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+        result = function(x)
+    del result
+    return sum(one.untyped_storage().nbytes() for one in kept.values())
+
+
+def test_a_graph_that_runs_for_each_layer_counts_for_each() -> None:
+    model, x = nn.Sequential(*[Broken(8) for _ in range(4)]), torch.randn(16, 8)
+    found = explain(model, x)
+    compiled = torch.compile(model, backend="ort_train")
+    compiled(x)
+    assert len(found.calls) == 8
+    assert found.saved_bytes == saved_by_a_call(compiled, model, x)
+    assert found.peak > found.saved_bytes > found.graphs[0].saved_bytes
+    assert "memory in a step with 8 calls of graphs: " in str(found)
+
+
+def test_a_graph_without_gradients_counts_once() -> None:
+    model, x = nn.Sequential(*[Broken(8) for _ in range(4)]), torch.randn(16, 8)
+    with torch.no_grad():
+        found = explain(model, x)
+    assert [one.saved for one in found.calls] == [0, 0]
+    assert found.peak > 0

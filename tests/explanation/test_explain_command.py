@@ -135,3 +135,34 @@ def test_stages_are_those_of_each_compile(program: Path, tmp_path: Path) -> None
 def test_a_program_may_remove_its_folder_from_the_path(program: Path) -> None:
     program.write_text("import sys\nsys.path.pop(0)\nsys.exit(3)\n")
     assert main(["explain", str(program)]) == 3
+
+
+STEPS = """
+import threading
+
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+step = torch.compile(model, backend="ort_train")
+
+
+def train():
+    for rows in (32, 32, 8):
+        step(torch.randn(rows, 4)).sum().backward()
+
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+"""
+
+
+def test_the_memory_is_that_of_one_step_and_compiles_of_threads_have_times(tmp_path: Path) -> None:
+    path, data = tmp_path / "steps.py", tmp_path / "data.json"
+    path.write_text(STEPS)
+    assert main(["explain", "--json", str(data), str(path)]) == 0
+    found = json.loads(data.read_text())
+    assert len(found["graphs"]) == 2
+    assert found["calls"] == [{"graph": 0, "saved": 32 * 8 * 4}]
+    assert found["graphs"][0]["stages"]["capture"] > 0

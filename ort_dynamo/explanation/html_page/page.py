@@ -66,7 +66,8 @@ def _body(explanation: Explanation, title: str) -> Iterator[Html]:
         yield element("h2", "Graph breaks and recompiles")
         yield notes
     yield element("h2", "Memory over the step")
-    yield memory_chart(step(explanation.graphs))
+    if moments := step(explanation.graphs, explanation.calls):
+        yield memory_chart(moments)
     yield from _memory(explanation)
     yield from _time(explanation)
     yield element("h2", "Graphs, by module")
@@ -114,8 +115,8 @@ def _tiles(explanation: Explanation) -> Iterator[Html]:
         else "predicted"
     )
     yield _tile("Peak memory", spelled_bytes(explanation.peak), element("span", told, class_="soft"))
-    saved = sum(graph.saved_bytes for graph in graphs)
-    again = sum(sum(graph.recomputed.values()) for graph in graphs)
+    saved = explanation.saved_bytes
+    again = sum(sum(graph.recomputed.values()) for graph in explanation.in_step)
     yield _tile(
         "Saved for the backward", spelled_bytes(saved), element("span", f"{again} operators recomputed", class_="soft")
     )
@@ -157,7 +158,9 @@ def _memory(explanation: Explanation) -> Iterator[Html]:
     columns = []
     if saved:
         columns.append(_shares("Saved for the backward, by operator", saved, spelled_bytes))
-        columns.append(_shares("Saved for the backward, by module", saved_by(graphs, "module"), spelled_bytes))
+        columns.append(
+            _shares("Saved for the backward, by module", saved_by(explanation.in_step, "module"), spelled_bytes)
+        )
     if any(graph.recomputed for graph in graphs):
         inside = (element("h3", "Recomputed in the backward"), recompute_table(graphs))
         columns.append(element("div", *inside, class_="panel"))

@@ -1,0 +1,105 @@
+"""Counts the calls of compiled graphs in a step, and the bytes that each call saves for the backward."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ort_dynamo.compilation.events import BoxedRun, GraphCompilation
+from ort_dynamo.torch_internals.autograd import in_backward
+
+__all__ = ["StepCalls"]
+
+_Call = tuple[Any, int]
+
+
+class StepCalls:
+    """The calls of graphs, step by step. A step ends at the first call of a forward after a backward.
+
+    A call saves the memory that no earlier call of its step saves and that the step has not been given, as parameters
+    and inputs are.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begin()
+        self._largest: tuple[_Call, ...] = ()
+
+    def largest(self) -> tuple[_Call, ...]:
+        """Return the calls of the step that saves most, in order: whose graph, and the bytes that it saves."""
+        with self._lock:
+            return max(self._largest, self._now(), key=_size)
+
+    def watched(self, owner: Any, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:
+        """Have the calls of a graph counted.
+
+        Args:
+            owner: by which `largest` names the graph.
+            graph: the graph.
+            run: runs it.
+        """
+
+        def counted(given: list[Any]) -> Any:
+            if graph.role == "backward":
+                with self._lock:
+                    self._has_backward = True
+                return run(given)
+            inputs = [one.untyped_storage().data_ptr() for one in given if _has_storage(one)]
+            results = run(given)
+            if not in_backward():  # a checkpoint calls its forward once more
+                saved = results[graph.seen.stop :] if graph.role == "forward" else ()
+                self._note(owner, inputs, results, saved)
+            return results
+
+        counted._boxed_call = True  # type: ignore[attr-defined]
+        return counted
+
+    def _begin(self) -> None:
+        self._calls: list[_Call] = []
+        self._without: set[int] = set()
+        self._made: dict[int, StorageWeakRef] = {}
+        self._kept: dict[int, StorageWeakRef] = {}
+        self._has_backward = False
+
+    def _now(self) -> tuple[_Call, ...]:
+        return tuple(self._calls)
+
+    def _note(self, owner: Any, inputs: Sequence[int], results: Sequence[Any], saved: Sequence[Any]) -> None:
+        with self._lock:
+            if self._has_backward:
+                self._largest = max(self._largest, self._now(), key=_size)
+                self._begin()
+            if not saved:
+                if id(owner) in self._without:
+                    return  # a program without gradients has one step without an end
+                self._without.add(id(owner))
+            nbytes = 0
+            from_outside = {one for one in inputs if not _is_alive(self._made.get(one))}
+            for one in filter(_has_storage, saved):
+                storage = one.untyped_storage()
+                place = storage.data_ptr()
+                if place not in from_outside and not _is_alive(self._kept.get(place)):
+                    self._kept[place] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                    nbytes += storage.nbytes()
+            for one in filter(_has_storage, results):
+                storage = one.untyped_storage()
+                if storage.data_ptr() not in from_outside:
+                    self._made[storage.data_ptr()] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self._calls.append((owner, nbytes))
+
+
+def _size(calls: Sequence[_Call]) -> tuple[int, int]:
+    return sum(nbytes for _, nbytes in calls), len(calls)
+
+
+def _is_alive(storage: StorageWeakRef | None) -> bool:
+    return storage is not None and not storage.expired()  # type: ignore[no-untyped-call]
+
+
+def _has_storage(value: Any) -> bool:
+    plain = isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type != "meta"
+    return plain and value.untyped_storage().nbytes() > 0

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ort_dynamo.commands.script import check_program, run_script
+from ort_dynamo.commands.script import check_program, run_module, run_script
 from ort_dynamo.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--html", metavar="PAGE", type=Path, help="write a page that needs no other file")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the data")
+    parser.add_argument("-m", dest="is_module", action="store_true", help="the program is a module: -m package.train")
     parser.add_argument("script", type=Path, metavar="script.py")
     rest = "the program's own arguments; --html and --json may also stand first among them, and -- ends these"
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=rest)
@@ -38,16 +39,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ProgramFileError: the program is missing or cannot be read.
+        ImportError: there is no such module.
         InvalidArgumentError: an option has no value.
     """
     from ort_dynamo.explanation.script import observing
 
     script: Path = arguments.script
-    check_program(script)
+    if not arguments.is_module:
+        check_program(script)
+    run_program = run_module if arguments.is_module else run_script
     given = _take_own(arguments)
     with observing(script.name) as observed:
         try:
-            status = run_script(script, given)
+            status = run_program(str(script), given)
         except BaseException:  # the program's own error is raised, whatever becomes of the files
             _tell(observed.explanation(), arguments.html, arguments.json)
             raise

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["check_program", "run_script"]
+__all__ = ["check_program", "run_module", "run_script"]
 
 
 def check_program(script: Path) -> None:
@@ -21,13 +21,26 @@ def check_program(script: Path) -> None:
         raise ProgramFileError(path=script, error=error) from error
 
 
-def run_script(script: Path, arguments: Sequence[str]) -> int:
+def run_script(script: str | Path, arguments: Sequence[str]) -> int:
     """Run a program with its arguments, and return its exit status; its exceptions are raised."""
-    before, sys.argv = sys.argv, [str(script), *arguments]
-    folder = str(script.resolve().parent)
+    folder = str(Path(script).resolve().parent)
     sys.path.insert(0, folder)
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        return _run(lambda: runpy.run_path(str(script), run_name="__main__"), [str(script), *arguments])
+    finally:
+        with contextlib.suppress(ValueError):  # the program may have removed it
+            sys.path.remove(folder)
+
+
+def run_module(name: str, arguments: Sequence[str]) -> int:
+    """Run a module as `python -m name` would, and return its exit status; its exceptions are raised."""
+    return _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), [name, *arguments])
+
+
+def _run(program: Callable[[], object], argv: list[str]) -> int:
+    before, sys.argv = sys.argv, argv
+    try:
+        program()
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):
             return ended.code or 0
@@ -35,6 +48,4 @@ def run_script(script: Path, arguments: Sequence[str]) -> int:
         return 1
     finally:
         sys.argv = before
-        with contextlib.suppress(ValueError):  # the program may have removed it
-            sys.path.remove(folder)
     return 0

@@ -28,6 +28,7 @@ from ort_dynamo.graph.node_origins import find_origins, mark_nodes
 from ort_dynamo.graph.serialized_graph import spelled
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.options.groups import DumpOptions, Options
+from ort_dynamo.passes.fx.analysis.storage_places import counted_from_storage
 from ort_dynamo.passes.outside import outside_functions
 from ort_dynamo.passes.pipelines import onnx_passes, outer_passes, running_passes
 from ort_dynamo.passes.running import run_passes
@@ -118,7 +119,7 @@ class Compilation:
         mark_nodes(gm)
         graph.functions = outside_functions(self.options.passes.extra_passes)
         graph.spec = build_spec(self.options, self.target, self.device, role)
-        probe = LoweringProbe.of(self.target)
+        probe = LoweringProbe.of(self.target, counted_from_storage(gm.graph))
         while not self.open(graph, probe):
             stage("leaving an island that ONNX Runtime refuses to torch")
         segmented, outer = graph.segmented, graph.segmented.gm

@@ -148,7 +148,8 @@ def _memory(explanation: Explanation) -> Iterator[str]:
     without = sum(graph.nbytes_without for graph in graphs)
     again = sum(sum(graph.recomputed.values()) for graph in graphs)
     kept = f", {spelled_bytes(explanation.saved_bytes)} saved for the backward" if without else ""
-    plan = f" ({spelled_bytes(without)} without recomputation of {again} operators)" if again else ""
+    operators = f"{again} operator{'s' if again > 1 else ''}"
+    plan = f" ({spelled_bytes(without)} without recomputation of {operators})" if again else ""
     calls = f" in a step with {len(graphs)} calls of graphs" if len(set(map(id, graphs))) < len(graphs) else ""
     yield f"memory{calls}: predicted peak {spelled_bytes(explanation.peak)}{kept}{plan}"
     for one in saved[:_FEW]:

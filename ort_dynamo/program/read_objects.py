@@ -22,14 +22,14 @@ from ort_dynamo.torch_internals.tracing.frames import generated_function, uncomp
 __all__ = ["MOST_ITEMS", "global_names", "has_state", "modules_of", "read_by"]
 
 MOST_ITEMS = 1000
-"""Nobody looks into a container with more items: it is data of the program."""
+"""Most items of a container that is looked into: one with more is data of the program."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _TORCH = Path(torch.__file__).parent
 _FOLDERS = (_PACKAGE, (_PACKAGE / "passes").resolve(), _TORCH, Path(sysconfig.get_paths()["stdlib"]))
 _INSTALLED = map(sysconfig.get_path, ("purelib", "platlib"))
 _LIBRARIES = ("<", *(f"{folder}{os.sep}" for folder in (*_FOLDERS, *_INSTALLED)))
-"""How the file names of code begin that is not the program's."""
+"""Beginnings of the file names of code that is not the program's."""
 
 _LIBRARY_PACKAGES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "ort_dynamo"})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -24,17 +24,18 @@ class LoweringProbe:
 
     Args:
         refuse: why a node cannot be lowered, or None. It records its questions about sizes in the node's meta.
+        refused: name of a node -> the reason why torch runs it, although it can be lowered.
     """
 
-    def __init__(self, refuse: Callable[[Node], str | None]) -> None:
+    def __init__(self, refuse: Callable[[Node], str | None], refused: Mapping[str, str] | None = None) -> None:
         self._refuse = refuse
         self._found: dict[str, tuple[str | None, Any]] = {}
-        self._refused: dict[str, str] = {}
+        self._refused: dict[str, str] = dict(refused or {})
 
     @classmethod
-    def of(cls, target: Target) -> Self:
+    def of(cls, target: Target, refused: Mapping[str, str] | None = None) -> Self:
         """Make the probe of a target: it lowers a node alone, into a graph that is thrown away."""
-        return cls(partial(refusal, target=target, lacks_kernel=lacks_kernel))
+        return cls(partial(refusal, target=target, lacks_kernel=lacks_kernel), refused)
 
     def __call__(self, node: Node) -> str | None:
         """Give the reason why `node` cannot be lowered, or None; raises as the function that it was made of."""

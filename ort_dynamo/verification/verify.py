@@ -53,8 +53,8 @@ def verify(
     clearly larger than eager's own.
 
     The model's state, its gradients, the random generators and everything compiled before are put back. So are the
-    modules, optimizers and tensors that a function names. The model runs in the mode, train() or eval(), that it is
-    in, and under the autocast that is on.
+    modules, optimizers, tensors and objects that a function reads. The model runs in the mode, train() or eval(), that
+    it is in, and under the autocast that is on.
 
     Args:
         model: a module or function. A result of torch.compile(backend="ort_train") is checked with its own options.

@@ -126,7 +126,7 @@ class _Rewriter:
         self._graph = gm.graph
         self._node = node
         self._meta = {key: node.meta[key] for key in _INHERITED if key in node.meta}
-        self._sizes = SizeNodes(gm.graph, self._meta)
+        self._sizes = SizeNodes(gm.graph, self._meta, node.all_input_nodes)
 
     def split_dropout(self) -> None:
         node = self._node

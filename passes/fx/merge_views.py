@@ -9,10 +9,11 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from ort_dynamo.passes.fx.analysis.aliases import seen_by_outputs
 from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_tensor, tagged_alike
 from ort_dynamo.passes.fx.analysis.storage import storage_of
-from ort_dynamo.passes.fx.analysis.views import RESHAPES, VIEWS
+from ort_dynamo.passes.fx.analysis.views import ALIASES, RESHAPES, VIEWS
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernels.promotion import is_contiguous
 from ort_dynamo.torch_internals.sizes.symbols import given_expression
@@ -31,7 +32,8 @@ class MergeViews(PassBase):
     2. `view(view(x))` becomes a view of x, where x is contiguous.
 
     A view that is an output stays, where the merged node is an output, too, or is an input's memory: AOTAutograd has
-    promised which outputs alias. So do views of an input that is written to, as FSDP gives its parameters other memory
+    promised which outputs alias. So do a `detach` and its views, if one of them is an output: it requires no gradient.
+    So do views of an input that is written to, as FSDP gives its parameters other memory
     in the graph, and views that are recomputed where the other is not.
     """
 
@@ -55,11 +57,15 @@ class _Merger:
     def run(self) -> bool:
         """Rewrite the graph; whether anything changed."""
         roots: dict[Node, Node] = {}
+        seen = seen_by_outputs(self._graph)
         modified = False
         for node in list(self._graph.nodes):
             if node.op != "call_function" or node.target not in VIEWS:
                 continue
             source: Any = node.args[0]
+            if node.target in ALIASES and node in seen:
+                roots[node] = node  # its views that are outputs belong to no graph of autograd
+                continue
             root = roots[node] = roots.get(source, source)
             if not _shares_memory(node, root) or storage_of(root) in self._mutated:
                 continue

@@ -166,3 +166,20 @@ def test_the_memory_is_that_of_one_step_and_compiles_of_threads_have_times(tmp_p
     assert len(found["graphs"]) == 2
     assert found["calls"] == [{"graph": 0, "saved": 32 * 8 * 4}]
     assert found["graphs"][0]["stages"]["capture"] > 0
+
+
+def test_a_module_is_run_as_python_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "their_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "sizes.py").write_text("ROWS = 3")
+    (package / "train.py").write_text(PROGRAM.replace("import sys", "import sys\n\nfrom .sizes import ROWS"))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["explain", "-m", "their_package.train", "3"]) == 3
+    told = capsys.readouterr().out
+    assert "arguments ['3']" in told
+    assert "their_package.train with ort_train on " in told
+    with pytest.raises(ImportError, match="nothing_of_the_kind"):
+        main(["explain", "-m", "nothing_of_the_kind"])

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 from ort_dynamo.passes.fx.analysis.views import MULTI_VIEWS, VIEWS
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, namespace, present, schema_of
 
-__all__ = ["AliasSets", "aliased_inputs", "returned_views"]
+__all__ = ["AliasSets", "aliased_inputs", "returned_views", "seen_by_outputs"]
 
 _c10d = namespace("_c10d_functional")
 
@@ -46,6 +46,19 @@ def _annotated(node: Node, target: OpOverload) -> Iterator[Node]:
         for one in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(one, Node):
                 yield one
+
+
+def seen_by_outputs(graph: Graph) -> set[Node]:
+    """Return the nodes that an output of a graph is, or is a view of."""
+    (output,) = graph.find_nodes(op="output")
+    found: set[Node] = set()
+    waiting = list(output.all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += aliased_inputs(node)
+    return found
 
 
 def returned_views(graph: Graph) -> frozenset[int]:

@@ -1,9 +1,9 @@
-"""Nodes that hold a graph's symbolic sizes, computed from the sizes of its placeholders."""
+"""Nodes that hold a graph's symbolic sizes, computed from the sizes of its placeholders and of given nodes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,19 +23,21 @@ class SizeNodes:
     Args:
         graph: a graph that has all its placeholders, with fake values in meta["val"].
         meta: more metadata for the nodes made here.
+        more: nodes before the place of insertion whose sizes may depend on data, such as a tensor of unbacked size.
     """
 
-    def __init__(self, graph: Graph, meta: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, graph: Graph, meta: Mapping[str, Any] | None = None, more: Iterable[Node] = ()) -> None:
         self._graph = graph
+        self._carriers = [*graph.find_nodes(op="placeholder"), *more]
         self._meta = dict(meta or {})
         self._tracer = _Tracer(graph, self._meta)  # one for all: operators of two proxies ask for that
         self._nodes: dict[Any, Node] = {}  # sympy expression -> the node that holds its value
-        for node in graph.find_nodes(op="placeholder"):
+        for node in self._carriers:
             if isinstance(fake := node.meta.get("val"), torch.SymInt):
                 self._nodes.setdefault(given_expression(fake), node)
 
     def number(self, size: int | torch.SymInt) -> int | Node | None:
-        """Return the integer, or a node that computes it; None if no placeholder has one of its symbols."""
+        """Return the integer, or a node that computes it; None if no carrier has one of its symbols."""
         if not isinstance(size, torch.SymInt):
             return size
         if given_expression(size) in self._nodes:
@@ -52,10 +54,10 @@ class SizeNodes:
         return made.node
 
     def carrier(self, symbol: Any) -> Node | None:
-        """Give a node that holds the value of `symbol`: a placeholder, or one that reads a placeholder's shape."""
+        """Give a node that holds the value of `symbol`: a carrier, or one that reads a carrier's shape."""
         if symbol in self._nodes:
             return self._nodes[symbol]
-        for node in self._graph.find_nodes(op="placeholder"):
+        for node in self._carriers:
             fake = node.meta.get("val")
             if not isinstance(fake, torch.Tensor):
                 continue

@@ -9,8 +9,9 @@ from torch.fx import Node
 
 from ort_dynamo.torch_internals.fakes import storage_identity
 from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.torch_internals.sizes.symbols import known_true
 
-__all__ = ["fakes_in", "storage_of", "storages_of"]
+__all__ = ["are_laid_out_alike", "fakes_in", "storage_of", "storages_of"]
 
 
 def fakes_in(tree: Any) -> list[torch.Tensor]:
@@ -29,6 +30,20 @@ def _dense_parts(fake: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if fake.layout in (torch.sparse_csc, torch.sparse_bsc):
         return fake.ccol_indices(), fake.row_indices(), fake.values()
     return (fake,)
+
+
+def are_laid_out_alike(first: torch.Tensor, second: torch.Tensor, *, by_place: bool) -> bool:
+    """Check whether two tensors of one shape have the same strides, and the same bits of conjugation and negation.
+
+    Args:
+        by_place: whether they must begin at the same place of their storage, too: `as_strided` counts from there.
+    """
+    layouts = [(*one.stride(), *((one.storage_offset(),) if by_place else ())) for one in (first, second)]
+    return (
+        len(layouts[0]) == len(layouts[1])
+        and all(known_true(a == b) for a, b in zip(*layouts, strict=True))
+        and (first.is_conj(), first.is_neg()) == (second.is_conj(), second.is_neg())
+    )
 
 
 def storage_of(node: Node) -> int:

@@ -14,7 +14,16 @@ from torch.fx import Node
 from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.torch_internals.kernels.operators import aten
 
-__all__ = ["ALIASES", "MULTI_VIEWS", "REARRANGEMENTS", "RESHAPES", "VIEWS", "is_remakable_view", "is_view", "maker_of"]
+__all__ = [
+    "ALIASES",
+    "MULTI_VIEWS",
+    "REARRANGEMENTS",
+    "RESHAPES",
+    "VIEWS",
+    "is_remakable_view",
+    "is_view",
+    "maker_of",
+]
 
 ALIASES = (aten.detach.default, aten.alias.default)
 """Operators that return a whole tensor unchanged; torch 2.15 traces the first as the second."""

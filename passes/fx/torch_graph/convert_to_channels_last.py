@@ -17,6 +17,7 @@ from ort_dynamo.graph.marks import CHOSEN, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.aliases import AliasSets
 from ort_dynamo.passes.fx.analysis.fake_values import propagate
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
+from ort_dynamo.passes.fx.analysis.storage_places import reads_by_place
 from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
     CONVOLUTIONS,
@@ -142,7 +143,9 @@ class _Layout:
     def _order(self, node: Node) -> None:
         """Make a copy in contiguous order an alias, where its source is contiguous now and no caller can tell."""
         (source,) = node.all_input_nodes
-        if _is_contiguous(source.meta["val"]) and AliasSets(self._gm.graph).may_merge(node, source):
+        graph, fake = self._gm.graph, source.meta["val"]
+        moves = fake.storage_offset() != node.meta["val"].storage_offset() and reads_by_place(graph)
+        if _is_contiguous(fake) and not moves and AliasSets(graph).may_merge(node, source):
             node.target, node.args, node.kwargs = aten.alias.default, (source,), {}
             propagate([node])
             self._modified = True

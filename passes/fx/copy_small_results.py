@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.graph.boundary import promised_strides
-from ort_dynamo.passes.fx.analysis.views import is_remakable_view
+from ort_dynamo.passes.fx.analysis.views import is_given_by_island, is_remakable_view
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["CopySmallResults", "owned"]
@@ -52,7 +51,7 @@ class CopySmallResults(PassBase):
         bases = (_base(value) for value in values[self.seen] if isinstance(value, Node))
         modified = False
         for item in dict.fromkeys(bases):
-            if not _comes_from_island(item) or promised_strides(item.meta["val"]):  # torch's already
+            if not is_given_by_island(item) or promised_strides(item.meta["val"]):  # torch's already
                 continue
             users = list(item.users)
             with graph.inserting_after(item):
@@ -64,10 +63,6 @@ class CopySmallResults(PassBase):
         if modified:
             graph_module.recompile()
         return PassResult(graph_module, modified)
-
-
-def _comes_from_island(node: Node) -> bool:
-    return node.target is operator.getitem and node.all_input_nodes[0].op == "call_module"
 
 
 def _base(value: Node) -> Node:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.graph.boundary import physical_order
 from ort_dynamo.passes.fx.analysis.eager_strides import has_dimension_of_one
+from ort_dynamo.passes.fx.analysis.views import is_given_by_island
 from ort_dynamo.passes.fx.analysis.wrapped_outputs import wrap_outputs
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernels.iterator_strides import contiguous_strides
@@ -66,7 +66,7 @@ class GiveStrides(PassBase):
             return None
         order = physical_order(fake)
         usual = contiguous_strides(fake.shape, order[::-1] if order else None)
-        if value.target is operator.getitem and value.all_input_nodes[0].op == "call_module":
+        if is_given_by_island(value):
             strides = _in_one(fake, self.strides.get(index, tuple(fake.stride())), usual)
             return None if strides == usual else (strides, usual)
         known = self.strides.get(index)

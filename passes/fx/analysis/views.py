@@ -20,6 +20,7 @@ __all__ = [
     "REARRANGEMENTS",
     "RESHAPES",
     "VIEWS",
+    "is_given_by_island",
     "is_remakable_view",
     "is_view",
     "maker_of",
@@ -96,3 +97,8 @@ def is_remakable_view(node: Node) -> bool:
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and node.args[0].target in MULTI_VIEWS
     return node.target in VIEWS or node.target in MULTI_VIEWS
+
+
+def is_given_by_island(node: Node) -> bool:
+    """Check whether a node of an outer graph is a result of an island."""
+    return node.target is operator.getitem and node.all_input_nodes[0].op == "call_module"

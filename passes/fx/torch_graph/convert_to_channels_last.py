@@ -25,7 +25,7 @@ from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
     convolves_images,
     weighs_more_than_images,
 )
-from ort_dynamo.passes.fx.torch_graph.mark_chosen import ORIGIN, add_chosen
+from ort_dynamo.passes.fx.torch_graph.mark_chosen import KEPT, add_chosen
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernels.kernel_layouts import IMAGE_OPERATORS, convolves_in_onednn, follows_layout
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_pointwise
@@ -263,13 +263,11 @@ class _Layout:
         return self._back[moved, half]
 
 
-_KEPT = (*ORIGIN, RECOMPUTE, "ac_graph_id")
-"""Meta keys that a new node copies from the node that it is for, torch.utils.checkpoint's recompute tag included."""
 _REASON = "torch's convolutions are faster in channels_last"
 
 
 def _add(like: Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Node:
-    return add_chosen(like, _REASON, _KEPT, target, args, kwargs)
+    return add_chosen(like, _REASON, KEPT, target, args, kwargs)
 
 
 def _put_in_half_of(copied: Node, reader: Node) -> None:

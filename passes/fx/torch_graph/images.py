@@ -8,9 +8,9 @@ import torch
 from torch.fx import Node
 
 from ort_dynamo.graph.boundary import has_strides, inverse
-from ort_dynamo.graph.marks import CHANNELS_LAST, RECOMPUTE
+from ort_dynamo.graph.marks import CHANNELS_LAST
 from ort_dynamo.passes.fx.analysis.views import ALIASES, RESHAPES
-from ort_dynamo.passes.fx.torch_graph.mark_chosen import ORIGIN
+from ort_dynamo.passes.fx.torch_graph.mark_chosen import KEPT
 from ort_dynamo.torch_internals.kernels.kernel_layouts import CONVOLUTIONS
 from ort_dynamo.torch_internals.kernels.operators import aten
 from ort_dynamo.torch_internals.kernels.precision import convolves_in_tf32
@@ -61,13 +61,10 @@ SUMS = frozenset({aten.mean.dim, aten.sum.dim_IntList})
 CAST_ARGUMENTS = frozenset({"dtype", "layout", "device"})
 """Arguments of a cast that keeps the memory layout."""
 
-_KEPT = (*ORIGIN, RECOMPUTE, "ac_graph_id")
-"""Meta keys that an added call copies from the node that it is for, torch.utils.checkpoint's recompute tag included."""
-
 
 def origin(node: Node) -> dict[str, Any]:
     """Give the meta of a call that is added for a node, but for who runs it."""
-    return {key: node.meta[key] for key in _KEPT if key in node.meta}
+    return {key: node.meta[key] for key in KEPT if key in node.meta}
 
 
 def channels_last(rank: int) -> tuple[int, ...]:

@@ -8,13 +8,16 @@ from typing import Any
 
 from torch.fx import Node
 
-from ort_dynamo.graph.marks import CHOSEN, HALF
+from ort_dynamo.graph.marks import CHOSEN, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
 
-__all__ = ["ORIGIN", "add_chosen", "choose", "computes"]
+__all__ = ["KEPT", "ORIGIN", "add_chosen", "choose", "computes"]
 
 ORIGIN = ("nn_module_stack", "stack_trace", "seq_nr", "original_aten", "from_node", HALF)
 """Meta keys that a new node copies from the node that it is for: its origin, and whether it is in the backward."""
+
+KEPT = (*ORIGIN, RECOMPUTE, "ac_graph_id")
+"""The same, with those by which torch.utils.checkpoint has a node recomputed."""
 
 
 def choose(nodes: Iterable[Node], reason: str) -> bool:

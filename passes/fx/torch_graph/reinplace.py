@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.aliases import AliasSets
+from ort_dynamo.passes.fx.analysis.storage import are_laid_out_alike
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import CONVOLUTIONS
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernels.operators import (
@@ -145,8 +146,8 @@ def _same_layout(over: Any, written: Any) -> bool:
     if not (isinstance(over, torch.Tensor) and isinstance(written, torch.Tensor)):
         return False
     # A view of conjugates stays one when it is written over; operators such as view_as_real refuse it.
-    facts = [
-        (one.dtype, one.device, tuple(one.shape), tuple(one.stride()), one.is_conj(), one.is_neg())
-        for one in (over, written)
-    ]
-    return facts[0] == facts[1]
+    return (
+        (over.dtype, over.device, over.dim()) == (written.dtype, written.device, written.dim())
+        and all(known_true(a == b) for a, b in zip(over.shape, written.shape, strict=True))
+        and are_laid_out_alike(over, written, by_place=False)
+    )

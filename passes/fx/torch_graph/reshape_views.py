@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
-from ort_dynamo.passes.fx.analysis.views import RESHAPES
+from ort_dynamo.passes.fx.analysis.views import RESHAPES, is_given_by_island
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten
 
@@ -30,7 +29,7 @@ class ReshapeViews(PassBase):
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite, in place, an outer graph."""
         nodes = graph_module.graph.nodes
-        views = [node for node in nodes if node.target in RESHAPES and not _is_given_by_island(_maker(node))]
+        views = [node for node in nodes if node.target in RESHAPES and not is_given_by_island(_maker(node))]
         for node in views:
             node.target = aten.reshape.default
         if views:
@@ -43,7 +42,3 @@ def _maker(view: Node) -> Node:
     while isinstance(view.target, OpOverload) and (sources := aliased_inputs(view)):
         view = sources[0]
     return view
-
-
-def _is_given_by_island(node: Node) -> bool:
-    return node.target is operator.getitem and node.all_input_nodes[0].op == "call_module"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -65,11 +66,9 @@ class State:
 
     def restore(self) -> None:
         """Put all of it back, and let go of it."""
-        for owner, attributes in self._attributes:
-            vars(owner).clear()
-            vars(owner).update(attributes)
-        for container, content in self._contents:
-            _PUT_BACK[type(container)](container, content)
+        for container, content in (*((vars(owner), before) for owner, before in self._attributes), *self._contents):
+            if not _is_same(container, content):  # another thread may look at it now
+                _PUT_BACK[type(container)](container, content)
         for tensor, version, numbers in self._values.values():
             _write_back(tensor, version, numbers)
         for tensor, gradient in self._gradients.values():
@@ -174,6 +173,15 @@ def _write_back(tensor: torch.Tensor, version: int | None, numbers: torch.Tensor
         set_version(tensor, version)
     elif type(tensor.data) is torch.Tensor and tensor.layout is torch.strided and not torch.equal(tensor, numbers):
         tensor.data.copy_(numbers)  # the step wrote through .data, which counts no version; nor does this
+
+
+def _is_same(container: Any, content: Any) -> bool:
+    """Check whether a container has the items that it had, in their order."""
+    if isinstance(container, dict):
+        container, content = ([*one.keys(), *one.values()] for one in (container, content))
+    elif isinstance(container, set):
+        return bool(container == content)
+    return len(container) == len(content) and all(map(operator.is_, container, content))
 
 
 def _refill(container: Any, content: Any) -> None:

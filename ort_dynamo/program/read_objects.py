@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dis
 import functools
 import os
@@ -9,11 +10,13 @@ import sys
 import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+import torch.utils.data
 from torch import nn
 from torch.optim import Optimizer
 
@@ -40,13 +43,15 @@ def read_by(function: Callable[..., Any]) -> dict[str, Any]:
     Objects are those whose attributes the function may change, such as a trainer or a learning-rate scheduler. All of
     them are looked for in the function's object, its closure, its defaults and bound arguments, and in the globals that
     it names. From there the search goes on in attributes of objects, in containers of up to 1000 items, and in
-    functions of the program. A module is found as a whole, without the modules inside it.
+    functions of the program. A module is found as a whole, without the modules inside it. Data sets and loaders are
+    left out.
     """
     if isinstance(function, nn.Module):
         return {"": uncompiled(function)}
     found: dict[str, Any] = {}
     seen: set[int] = set()
-    waiting: deque[tuple[str, Any]] = deque([("", generated_function(function))])
+    first = generated_function(function)
+    waiting: deque[tuple[str, Any]] = deque([("", first)])
     while waiting:
         name, value = waiting.popleft()
         one = uncompiled(value) if isinstance(value, nn.Module) else value
@@ -59,7 +64,7 @@ def read_by(function: Callable[..., Any]) -> dict[str, Any]:
             found[_free(f"{name} ({type(one).__name__})", found)] = one
             waiting.extend(_parts_of_object(name, one))
         else:
-            waiting.extend(_parts(name, one, is_first=one is function))
+            waiting.extend(_parts(name, one, is_first=one is first))
     inner = {
         id(part) for one in found.values() if isinstance(one, nn.Module) for part in one.modules() if part is not one
     }
@@ -90,20 +95,27 @@ def _free(name: str, found: dict[str, Any]) -> str:
 
 
 def has_state(one: Any) -> bool:
-    """Check for an object of the program, or one of a library that has a state of its own."""
-    if not hasattr(one, "__dict__") or isinstance(one, (type, ModuleType, FunctionType, MethodType, functools.partial)):
+    """Check for an object of the program that is no data, or one of a library that has a state of its own."""
+    if not hasattr(one, "__dict__") or isinstance(one, _WITHOUT_STATE):
         return False
-    if type(one).__module__.partition(".")[0] not in _LIBRARY_PACKAGES:
+    is_namespace = isinstance(one, (SimpleNamespace, argparse.Namespace))
+    if is_namespace or str(type(one).__module__).partition(".")[0] not in _LIBRARY_PACKAGES:
         return True
     return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+
+
+_WITHOUT_STATE = (
+    *(type, ModuleType, FunctionType, MethodType, functools.partial, Enum),
+    *(torch.utils.data.Dataset, torch.utils.data.DataLoader, torch.utils.data.Sampler),
+)
 
 
 def _parts_of_object(name: str, one: Any) -> Iterator[tuple[str, Any]]:
     prefix = f"{name}." if name else ""
     yield from ((f"{prefix}{key}", value) for key, value in list(vars(one).items()))
     for kind in type(one).__mro__:
-        for value in list(vars(kind).values()):
-            yield "", value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        for key, value in list(vars(kind).items()):
+            yield f"{prefix}{key}", value.fget if isinstance(value, property) else getattr(value, "__func__", value)
 
 
 def _parts(name: str, one: Any, *, is_first: bool) -> Iterator[tuple[str, Any]]:

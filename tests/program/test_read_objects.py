@@ -63,6 +63,8 @@ def decorated(x: torch.Tensor) -> torch.Tensor:
     return predict(x)
 
 
+NAMES = SimpleNamespace(trainer=Trainer())
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "a helper": by_a_helper,
     "a lambda inside": by_a_lambda,
@@ -72,7 +74,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "a callable object": Trainer(),
     "a compiled function": torch.compile(by_a_helper, backend="eager"),
     "a decorator": decorated,
-    "an object that holds another": SimpleNamespace(trainer=Trainer()).trainer.step,
+    "a namespace": lambda x: NAMES.trainer.step(x),
 }
 
 
@@ -144,3 +146,36 @@ def test_a_pending_backward_may_run_after_a_step_that_was_undone() -> None:
         model(torch.randn(4, 2)).sum().backward()
     loss.backward()
     assert model[0].weight.grad is not None
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.numbers = torch.ones(8)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.numbers[index]
+
+
+def test_data_sets_are_left_out() -> None:
+    trainer = SimpleNamespace(data=Numbers())
+    assert not [one for one in read_by(lambda: trainer.data[0]).values() if isinstance(one, (Numbers, torch.Tensor))]
+
+
+def test_an_object_without_changes_is_never_without_its_attributes() -> None:
+    class Watched(dict[str, Any]):
+        """Counts how often it is emptied."""
+
+        cleared = 0
+
+        def clear(self) -> None:
+            type(self).cleared += 1
+            super().clear()
+
+    class Owner:
+        pass
+
+    owner = Owner()
+    owner.__dict__ = Watched(name="a", items=[1])
+    with unchanged([owner]):
+        pass
+    assert Watched.cleared == 0

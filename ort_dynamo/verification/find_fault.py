@@ -65,7 +65,7 @@ def find_fault(runs: Sequence[GraphRun], folder: Path) -> Search:
             expected, exact = (steps.results, steps.results) if steps.choices else _interpreted(island)
             if fault := steps.fault or find_stage(island, expected, exact, folder):
                 return Search(fault)
-            if not steps.choices and (fault := _least_exact([island], folder)):
+            if not steps.choices and (fault := _least_exact([island], folder, least=0.0)):
                 return Search(fault)
     for run in runs:  # a graph's results in torch follow from torch's choices
         if not choices and (fault := _around(run)) is not None:
@@ -74,7 +74,7 @@ def find_fault(runs: Sequence[GraphRun], folder: Path) -> Search:
     for island in islands:
         if fault := _walked(island, folder).fault:
             return Search(fault)
-    return Search(None if choices else _least_exact(islands, folder), tuple(choices.values()))
+    return Search(None if choices else _least_exact(islands, folder, least=FACTOR_OF_ONE), tuple(choices.values()))
 
 
 def _choice(node: Node, run: GraphRun) -> Choice:
@@ -232,8 +232,14 @@ class _Inexact(_Steps):
         return ""
 
 
-def _least_exact(islands: Sequence[IslandRun], folder: Path) -> Fault | None:
-    """Find the operator that adds most to a difference that no operator has alone."""
+def _least_exact(islands: Sequence[IslandRun], folder: Path, *, least: float) -> Fault | None:
+    """Find the operator that adds most to a difference that no operator has alone.
+
+    Args:
+        islands: the islands that it may be in.
+        folder: where the program that repeats the fault is written.
+        least: how many times torch's error it has at least.
+    """
     found: list[tuple[float, _Found, IslandRun, LoweredIsland]] = []
     for run in islands:
         island = LoweredIsland(run.graph.segmented.islands[run.name], run.graph.spec)
@@ -243,7 +249,7 @@ def _least_exact(islands: Sequence[IslandRun], folder: Path) -> Fault | None:
         with plainly():
             steps.run(*run.inputs)
         factor, one = steps.worst
-        if one is not None and factor > FACTOR_OF_ONE:
+        if one is not None and factor > least:
             found.append((factor, one, run, island))
     if not found:
         return None

@@ -31,62 +31,83 @@ def registration(operator: Any) -> str:
     """
     if not is_from_outside(operator):
         return ""
-    function = find_lowering(operator)
-    lines: dict[str, str] = {}
-    name = _write(function, lines)
+    written = _Written()
+    name = written.function(find_lowering(operator), "lowering")
     register = f"ort_dynamo.register_lowering(torch.ops.{operator}, replace=True)({name})"
-    return "\n".join(["import ort_dynamo", *lines.values(), register]) + "\n\n"
+    return "\n".join(["import ort_dynamo", *written.lines.values(), register]) + "\n\n"
 
 
-def _write(function: Any, lines: dict[str, str]) -> str:
-    """Add the lines that a function needs, by the names that they define, and return its own name."""
-    name = getattr(function, "__name__", "")
-    if name in lines:
+class _Written:
+    """What a program defines and imports.
+
+    Attributes:
+        lines: name -> the lines that define it, in order.
+    """
+
+    def __init__(self) -> None:
+        self.lines: dict[str, str] = {}
+        self._values: dict[str, Any] = {}
+
+    def function(self, function: Any, called: str) -> str:
+        """Add a function with all that it reads, and return its name.
+
+        Args:
+            function: any callable.
+            called: the name of one that has none, a lambda.
+
+        Raises:
+            UnwritableError: it can be neither written nor imported.
+        """
+        name = getattr(function, "__name__", called)
+        name = name if name.isidentifier() else called
+        if self._is_new(name, function):
+            lines, values = dict(self.lines), dict(self._values)
+            try:
+                self._define(function, name)
+            except UnwritableError:
+                imported = _imported(function)
+                if imported is None:
+                    raise
+                self.lines, self._values = {**lines, name: imported}, {**values, name: function}
         return name
-    try:
-        return _define(function, lines)
-    except UnwritableError:
-        imported = _imported(function)
-        if imported is None:
-            raise
-        lines[name] = imported
-        return name
+
+    def _is_new(self, name: str, value: Any) -> bool:
+        """Check whether a name is not defined yet; take it."""
+        if name in self._values:
+            if self._values[name] is not value:
+                raise UnwritableError(f"the lowering reads two values called {name}")
+            return False
+        self._values[name] = value
+        return True
+
+    def _define(self, function: Any, name: str) -> None:
+        if not isinstance(function, FunctionType):
+            raise UnwritableError(f"the lowering is a {type(function).__name__}, and no function")
+        defined = _source(function)
+        known = function.__globals__
+        read = {one: known[one] for one in global_names(function.__code__) if one in known}
+        for one, value in {**read, **inspect.getclosurevars(function).nonlocals}.items():
+            if isinstance(value, FunctionType):
+                found = self.function(value, one)
+                if found != one and self._is_new(one, value):
+                    self.lines[one] = f"{one} = {found}"
+            elif self._is_new(one, value):
+                self.lines[one] = _spelled(one, value)
+        source = ast.unparse(defined)
+        self.lines[name] = f"{name} = {source}" if isinstance(defined, ast.Lambda) else f"\n\n{source}\n\n"
 
 
-def _define(function: Any, lines: dict[str, str]) -> str:
-    """Add a function's source, after the modules, constants and functions that it reads."""
-    if not isinstance(function, FunctionType):
-        raise UnwritableError(f"the lowering is a {type(function).__name__}, and no function")
-    defined = _source(function)
-    name = "lowering" if isinstance(defined, ast.Lambda) else defined.name
-    own = dict(lines)
-    own[name] = ""  # a function may call itself
-    read = {one: function.__globals__[one] for one in global_names(function.__code__) if one in function.__globals__}
-    for one, value in {**read, **inspect.getclosurevars(function).nonlocals}.items():
-        if own.get(one) is None:
-            _add(one, value, own)
-    text = (
-        f"lowering = {ast.unparse(defined)}" if isinstance(defined, ast.Lambda) else f"\n\n{ast.unparse(defined)}\n\n"
-    )
-    lines |= {key: value for key, value in own.items() if key != name}
-    lines[name] = text
-    return name
-
-
-def _add(name: str, value: Any, lines: dict[str, str]) -> None:
+def _spelled(name: str, value: Any) -> str:
+    """Return the line that gives a name to a module or a constant."""
     if isinstance(value, ModuleType):
         root = _root(value)
         path = f"sys.path.append({str(root)!r})\n" if root is not None and not _is_installed(root) else ""
-        lines[name] = f"{path}import {value.__name__} as {name}"
-    elif isinstance(value, (bool, int, float, str, torch.dtype)) or value is None:
-        is_finite = not isinstance(value, float) or value - value == 0
-        lines[name] = f"{name} = {value!r}" if is_finite else f"{name} = float({str(value)!r})"
-    elif isinstance(value, FunctionType):
-        found = _write(value, lines)
-        if found != name:
-            lines[name] = f"{name} = {found}"
-    else:
-        raise UnwritableError(f"the lowering reads {name}, a {type(value).__name__}")
+        return f"{path}import {value.__name__} as {name}"
+    if isinstance(value, float) and value - value != 0:
+        return f"{name} = float({str(value)!r})"
+    if isinstance(value, (bool, int, float, str, torch.dtype)) or value is None:
+        return f"{name} = {value!r}"
+    raise UnwritableError(f"the lowering reads {name}, a {type(value).__name__}")
 
 
 def _source(function: FunctionType) -> ast.FunctionDef | ast.Lambda:

@@ -103,6 +103,38 @@ def test_a_lowering_is_written_with_the_functions_that_it_calls(
     assert ran(program) == 1
 
 
+half = lambda ctx, x: ctx.op.Mul(x, 0.5)  # noqa: E731
+
+
+def test_a_lambda_is_written_with_the_lambdas_that_it_calls(tmp_path: Path) -> None:
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(
+        lambda ctx, x: half(ctx, x),
+    )
+    program = write_operator(tmp_path, "case", aten.exp.default, (torch.randn(3),), {}, None, "")
+    text = Path(program).read_text()
+    assert text.index("half = lambda ctx, x") < text.index("lowering = lambda ctx, x")
+    assert ran(program) == 1
+
+
+def test_two_functions_of_one_name_are_not_mistaken(tmp_path: Path) -> None:
+    def made(doubled: Any) -> Any:
+        def outer(ctx: Any, x: ir.Value) -> ir.Value:
+            return doubled(ctx, by_helpers(ctx, x))
+
+        return outer
+
+    def other() -> Any:
+        def doubled(ctx: Any, x: ir.Value) -> ir.Value:
+            return ctx.op.Mul(x, 3.0)
+
+        return doubled
+
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(made(other()))
+    program, reason = written(write_operator, tmp_path, "case", aten.exp.default, (torch.randn(3),), {}, None, "")
+    assert program == ""
+    assert "two values called doubled" in reason
+
+
 def test_a_program_of_a_pass_takes_any_name_and_any_text(tmp_path: Path) -> None:
     gm = graph_module({}, Graph())
     x = gm.graph.placeholder("x")

@@ -32,7 +32,8 @@ def report(
 ) -> None:
     """Count a graph and its nodes by where they run, and log each message that is new since Dynamo was reset.
 
-    Fallbacks are warnings, one per operator and reason. The first graph that torch runs mostly by choice is one, too.
+    Fallbacks are warnings; operators of a graph that have one reason share one. The first graph that torch runs mostly by
+    choice is one, too.
 
     Counters (torch._dynamo.utils.counters): "ort_train" -> graphs, islands, native_nodes, chosen_nodes,
     eager_nodes;
@@ -53,22 +54,38 @@ def report(
     counts["chosen_nodes"] += chosen.total()
     counters["ort_train_chosen"].update(chosen)
     counts["eager_nodes"] += len(eager)
+    new: dict[str, list[EagerNode]] = {}
     for node in eager:
         counters["ort_train_eager"][f"{node.target}: {node.reason}"] += 1
         if (node.target, node.reason) not in _said:
             _said.add((node.target, node.reason))
-            _log.warning(
-                "ort_train: %s runs %s, not in ONNX Runtime, in the %s graph: %s\n  %s",
-                node.target,
-                FALLBACK,
-                role,
-                node.reason,
-                node.where,
-            )
+            new.setdefault(node.reason, []).append(node)
+    for reason, nodes in new.items():
+        _warn_of(nodes, reason, role)
     _say_choice(role, native.total(), chosen)
     _log.info("%s graph, %d island(s): %s", role, islands, NodeCounts(native, by_design, chosen, by_reason(eager)))
     for reason, count in chosen.items():
         _log.info("%s: %d x %s", BY_CHOICE, count, reason)
+
+
+def _warn_of(nodes: Sequence[EagerNode], reason: str, role: str) -> None:
+    """Warn of fallbacks of different operators that have one reason."""
+    names, more = [node.target for node in nodes[:_NAMES]], len(nodes) - _NAMES
+    operators = ", ".join(names) if more <= 0 else f"{', '.join(names)} and {more} other{'s' if more > 1 else ''}"
+    lines = list(dict.fromkeys(node.where for node in nodes))[:_NAMES]
+    _log.warning(
+        "ort_train: %s %s %s, not in ONNX Runtime, in the %s graph: %s\n  %s",
+        operators,
+        "runs" if len(nodes) == 1 else "run",
+        FALLBACK,
+        role,
+        reason,
+        "\n  ".join(lines),
+    )
+
+
+_NAMES = 4
+"""Operators, and lines of the program, that a warning names."""
 
 
 def _say_choice(role: str, native: int, chosen: Counter[str]) -> None:

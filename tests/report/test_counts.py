@@ -38,6 +38,27 @@ def test_a_reset_lets_warnings_come_again(caplog: pytest.LogCaptureFixture) -> N
     assert said == [1, 2]
 
 
+def spectral(x: torch.Tensor) -> torch.Tensor:
+    z = torch.fft.rfft(x) * 2j
+    z = z.exp() + z.conj().sin() + z.cos()
+    return torch.fft.irfft(z).sum()
+
+
+def test_operators_that_have_one_reason_share_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(4, 8)
+    with caplog.at_level(logging.WARNING, logger="ort_dynamo"):
+        compiled = torch.compile(spectral, backend="ort_train")
+        compiled(x)
+        compiled(x[:2])
+    said = [one for one in caplog.messages if "torch.complex64 has no ONNX Runtime tensor" in one]
+    assert len(said) == 1
+    first, *lines = said[0].splitlines()
+    assert first.startswith("ort_train: aten._fft_r2c.default, ")
+    assert " others run in eager (fallback), not in ONNX Runtime, in the inference graph: dtype " in first
+    assert 1 < len(lines) == len(set(lines)) <= 4
+    assert all(line.startswith("  File ") for line in lines)
+
+
 def conv_net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
 

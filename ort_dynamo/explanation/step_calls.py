@@ -18,7 +18,9 @@ _Call = tuple[Any, int]
 
 
 class StepCalls:
-    """The calls of graphs, step by step. A step ends at the first call of a forward after a backward.
+    """The calls of graphs, step by step.
+
+    A step ends at the first call of a forward after a backward, or after all that the step has saved is freed.
 
     A call saves the memory that no earlier call of its step saves and that the step has not been given, as parameters
     and inputs are.
@@ -70,7 +72,7 @@ class StepCalls:
 
     def _note(self, owner: Any, inputs: Sequence[int], results: Sequence[Any], saved: Sequence[Any]) -> None:
         with self._lock:
-            if self._has_backward:
+            if self._has_backward or (self._kept and not any(map(_is_alive, self._kept.values()))):
                 self._largest = max(self._largest, self._now(), key=_size)
                 self._begin()
             if not saved:

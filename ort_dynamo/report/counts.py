@@ -32,8 +32,8 @@ def report(
 ) -> None:
     """Count a graph and its nodes by where they run, and log each message that is new since Dynamo was reset.
 
-    Fallbacks are warnings; operators of a graph that have one reason share one. The first graph that torch runs mostly by
-    choice is one, too.
+    Fallbacks are warnings; operators of a graph that have one reason share one. The first graph that torch runs mostly
+    by choice is one, too.
 
     Counters (torch._dynamo.utils.counters): "ort_train" -> graphs, islands, native_nodes, chosen_nodes,
     eager_nodes;

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ort_dynamo.commands.script import check_program, run_module, run_script
+from ort_dynamo.commands.script import check_module, check_program, run_module, run_script
 from ort_dynamo.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -39,14 +39,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ProgramFileError: the program is missing or cannot be read.
-        ImportError: there is no such module.
         InvalidArgumentError: an option has no value.
     """
     from ort_dynamo.explanation.script import observing
 
     script: Path = arguments.script
-    if not arguments.is_module:
-        check_program(script)
+    (check_module if arguments.is_module else check_program)(script)
     run_program = run_module if arguments.is_module else run_script
     given = _take_own(arguments)
     with observing(script.name) as observed:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["check_program", "run_module", "run_script"]
+__all__ = ["check_module", "check_program", "run_module", "run_script"]
 
 
 def check_program(script: Path) -> None:
@@ -19,6 +20,18 @@ def check_program(script: Path) -> None:
         (script / "__main__.py" if script.is_dir() else script).open("rb").close()
     except OSError as error:
         raise ProgramFileError(path=script, error=error) from error
+
+
+def check_module(name: Path) -> None:
+    """Raise ProgramFileError unless there is a module of this name."""
+    from ort_dynamo.errors import ProgramFileError
+
+    try:
+        found = importlib.util.find_spec(str(name))
+    except ModuleNotFoundError as error:  # of a package around it
+        raise ProgramFileError(path=name, error=error) from error
+    if found is None:
+        raise ProgramFileError(path=name, error=f"No module named {str(name)!r}")
 
 
 def run_script(script: str | Path, arguments: Sequence[str]) -> int:

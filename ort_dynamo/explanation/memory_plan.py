@@ -115,7 +115,7 @@ def memory_plan(
         _check_needs_none(model)
     found: list[GraphPlan] = []
     capture = _capture(parse_options(None, options), found)
-    state = [*read_by(model).values(), *tree_leaves((args, kwargs))]
+    state = [*read_by(model, *args, *kwargs.values()).values(), *tree_leaves((args, kwargs))]
     with untouched(), unchanged(state), torch.enable_grad():
         compile_apart(model, backend=capture, dynamic=dynamic)(*args, **kwargs)
     return MemoryPlan(tuple(found))

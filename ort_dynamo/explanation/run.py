@@ -80,7 +80,7 @@ def explain(
     with (
         untouched(),
         _called_itself(plain),
-        unchanged([*read_by(plain).values(), *tree_leaves(call)]) as state,
+        unchanged([*read_by(plain, *inputs, *call[1].values()).values(), *tree_leaves(call)]) as state,
         released() as around,
         closing(_DryRun(_without_effects(asked), state, around, Measuring() if measure else None)) as run,
     ):

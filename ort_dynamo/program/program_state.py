@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import operator
 import random
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from ort_dynamo.program.containers import content_of, held, is_container, put_back
 from ort_dynamo.program.read_objects import MOST_ITEMS, has_state
 from ort_dynamo.torch_internals.autograd import set_version
 
@@ -31,26 +29,32 @@ class State:
 
     def __init__(self) -> None:
         self.leaves: list[torch.Tensor] = []
-        self._attributes: list[tuple[Any, dict[str, Any]]] = []
-        self._contents: list[tuple[Any, Any]] = []
+        self._contents: list[tuple[Any, list[Any]]] = []
+        self._seen: set[int] = set()
         self._values: dict[int, tuple[torch.Tensor, int | None, torch.Tensor]] = {}
         self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def keep_object(self, owner: Any) -> None:
         """Remember the attributes of an object, such as a module, with what their containers and tensors hold."""
-        attributes = dict(vars(owner))
-        self._attributes.append((owner, attributes))
-        most = None if isinstance(owner, (nn.Module, Optimizer)) else MOST_ITEMS
-        for one in _held(attributes.values(), set(), most):
+        self.keep_containers([vars(owner)], None if isinstance(owner, (nn.Module, Optimizer)) else MOST_ITEMS)
+
+    def keep_containers(self, containers: Iterable[Any], most: int | None = MOST_ITEMS) -> None:
+        """Remember what containers hold, with the containers and tensors in them.
+
+        Args:
+            containers: the containers.
+            most: larger ones are not looked into.
+        """
+        for one in held(containers, self._seen, most):
             if isinstance(one, torch.Tensor):
                 self.keep_value(one)
                 self.keep_gradient(one)
             else:
-                self._contents.append((one, copy.copy(one)))
+                self._contents.append((one, content_of(one)))
 
     def keep_value(self, tensor: torch.Tensor) -> None:
         """Remember the numbers of a tensor."""
-        if id(tensor) not in self._values and not tensor.is_meta:
+        if id(tensor) not in self._values and not tensor.is_meta and not _is_freed(tensor):
             self._values[id(tensor)] = tensor, _version(tensor), tensor.detach().clone()
 
     def keep_gradient(self, tensor: torch.Tensor) -> None:
@@ -65,16 +69,16 @@ class State:
             self.leaves.append(tensor)
 
     def restore(self) -> None:
-        """Put all of it back, and let go of it."""
-        for container, content in (*((vars(owner), before) for owner, before in self._attributes), *self._contents):
-            if not _is_same(container, content):  # another thread may look at it now
-                _PUT_BACK[type(container)](container, content)
-        for tensor, version, numbers in self._values.values():
-            _write_back(tensor, version, numbers)
-        for tensor, gradient in self._gradients.values():
-            if tensor.grad is not gradient:
-                tensor.grad = gradient
-        for kept in (self.leaves, self._attributes, self._contents, self._values, self._gradients):
+        """Put all of it back, and let go of it; the first error is raised when the rest is back."""
+        with ExitStack() as last:  # which runs all of its callbacks, the last one first
+            for container, content in self._contents:
+                last.callback(put_back, container, content)
+            for tensor, version, numbers in self._values.values():
+                last.callback(_write_back, tensor, version, numbers)
+            for tensor, gradient in self._gradients.values():
+                if tensor.grad is not gradient:
+                    tensor.grad = gradient
+        for kept in (self.leaves, self._contents, self._seen, self._values, self._gradients):
             kept.clear()
 
     def watched(self, compiled: Callable[..., Any], written: Iterable[int]) -> Callable[..., Any]:
@@ -104,7 +108,7 @@ def unchanged(values: Iterable[Any]) -> Iterator[State]:
     Modules that do not know the shapes of their parameters yet, such as nn.LazyLinear, get them for good.
 
     Args:
-        values: modules, optimizers, tensors and objects that the calls read. Other values are left out.
+        values: modules, optimizers, tensors, objects and containers that the calls read. Others are left out.
     """
     state = State()
     given = list(values)
@@ -118,6 +122,8 @@ def unchanged(values: Iterable[Any]) -> Iterator[State]:
         elif isinstance(one, torch.Tensor):
             state.keep_value(one)
             state.keep_gradient(one)
+        elif is_container(one):
+            state.keep_containers([one])
         elif not isinstance(one, nn.Module) and has_state(one):
             state.keep_object(one)
     with generators():
@@ -143,19 +149,10 @@ def generators() -> Iterator[None]:
 # -- attributes and numbers ------------------------------------------------------------------------------------------
 
 
-def _held(values: Iterable[Any], seen: set[int], most: int | None) -> Iterator[Any]:
-    """Yield the tensors among some values, and the containers with all that is in them, each once.
-
-    Containers of more than `most` items come without what is in them.
-    """
-    for one in values:
-        is_container = type(one) in _PUT_BACK
-        if id(one) in seen or not (is_container or isinstance(one, torch.Tensor)):
-            continue
-        seen.add(id(one))
-        yield one
-        if is_container and (most is None or len(one) <= most):
-            yield from _held(list(one.values() if isinstance(one, dict) else one), seen, most)
+def _is_freed(tensor: torch.Tensor) -> bool:
+    """Check for a tensor whose memory is given back, as FSDP does between calls."""
+    plain = type(tensor.data) is torch.Tensor and tensor.layout is torch.strided
+    return plain and tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
 
 
 def _version(tensor: torch.Tensor) -> int | None:
@@ -173,29 +170,3 @@ def _write_back(tensor: torch.Tensor, version: int | None, numbers: torch.Tensor
         set_version(tensor, version)
     elif type(tensor.data) is torch.Tensor and tensor.layout is torch.strided and not torch.equal(tensor, numbers):
         tensor.data.copy_(numbers)  # the step wrote through .data, which counts no version; nor does this
-
-
-def _is_same(container: Any, content: Any) -> bool:
-    """Check whether a container has the items that it had, in their order."""
-    if isinstance(container, dict):
-        container, content = ([*one.keys(), *one.values()] for one in (container, content))
-    elif isinstance(container, set):
-        return bool(container == content)
-    return len(container) == len(content) and all(map(operator.is_, container, content))
-
-
-def _refill(container: Any, content: Any) -> None:
-    container.clear()
-    container.update(content)
-
-
-def _relist(container: Any, content: Any) -> None:
-    container.clear()
-    container.extend(content)
-
-
-_PUT_BACK: Mapping[type, Callable[[Any, Any], None]] = {
-    **dict.fromkeys((dict, OrderedDict, defaultdict, set), _refill),
-    **dict.fromkeys((list, deque), _relist),
-}
-"""Type of a container that a step may change in place -> how its content is put back."""

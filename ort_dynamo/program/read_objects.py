@@ -20,6 +20,7 @@ import torch.utils.data
 from torch import nn
 from torch.optim import Optimizer
 
+from ort_dynamo.program.containers import is_container, items_of
 from ort_dynamo.torch_internals.tracing.frames import generated_function, uncompiled
 
 __all__ = ["MOST_ITEMS", "global_names", "has_state", "modules_of", "read_by"]
@@ -37,43 +38,48 @@ _LIBRARIES = ("<", *(f"{folder}{os.sep}" for folder in (*_FOLDERS, *_INSTALLED))
 _LIBRARY_PACKAGES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "ort_dynamo"})
 
 
-def read_by(function: Callable[..., Any]) -> dict[str, Any]:
-    """Find the modules, optimizers, tensors and objects that a function reads, by their names.
+def read_by(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """Find the modules, optimizers, tensors, objects and containers that a function reads, by their names.
 
     Objects are those whose attributes the function may change, such as a trainer or a learning-rate scheduler. All of
     them are looked for in the function's object, its closure, its defaults and bound arguments, and in the globals that
     it names. From there the search goes on in attributes of objects, in containers of up to 1000 items, and in
     functions of the program. A module is found as a whole, without the modules inside it. Data sets and loaders are
-    left out.
+    left out, and so is what objects have in slots, and classes as attributes.
+
+    Args:
+        function: the function or module.
+        arguments: those of its call; tensors among them are left out.
     """
-    if isinstance(function, nn.Module):
-        return {"": uncompiled(function)}
+    first = function if isinstance(function, nn.Module) else generated_function(function)
     found: dict[str, Any] = {}
     seen: set[int] = set()
-    first = generated_function(function)
-    waiting: deque[tuple[str, Any]] = deque([("", first)])
+    given = [(f"argument {index}", one) for index, one in enumerate(arguments) if not _is(one, torch.Tensor)]
+    waiting: deque[tuple[str, Any]] = deque([("", first), *given])
     while waiting:
         name, value = waiting.popleft()
-        one = uncompiled(value) if isinstance(value, nn.Module) else value
+        one = uncompiled(value) if _is(value, nn.Module) else value
         if id(one) in seen:
             continue
         seen.add(id(one))
-        if isinstance(one, (nn.Module, Optimizer, torch.Tensor)):
+        if _is(one, (nn.Module, Optimizer, torch.Tensor)):
             found[_free(name, found)] = one
+            waiting.extend(_beside(name, one))
         elif has_state(one):
             found[_free(f"{name} ({type(one).__name__})", found)] = one
             waiting.extend(_parts_of_object(name, one))
         else:
+            if is_container(one):
+                found[_free(f"{name} ({type(one).__name__})", found)] = one
             waiting.extend(_parts(name, one, is_first=one is first))
-    inner = {
-        id(part) for one in found.values() if isinstance(one, nn.Module) for part in one.modules() if part is not one
-    }
+    modules = [one for one in found.values() if _is(one, nn.Module)]
+    inner = {id(part) for one in modules for part in one.modules() if part is not one}
     return {name: one for name, one in found.items() if id(one) not in inner}
 
 
-def modules_of(function: Callable[..., Any]) -> dict[str, nn.Module]:
+def modules_of(function: Callable[..., Any], *arguments: Any) -> dict[str, nn.Module]:
     """Find the modules that a function reads, by their names."""
-    return {name: one for name, one in read_by(function).items() if isinstance(one, nn.Module)}
+    return {name: one for name, one in read_by(function, *arguments).items() if isinstance(one, nn.Module)}
 
 
 def global_names(code: CodeType) -> Iterator[str]:
@@ -96,12 +102,38 @@ def _free(name: str, found: dict[str, Any]) -> str:
 
 def has_state(one: Any) -> bool:
     """Check for an object of the program that is no data, or one of a library that has a state of its own."""
-    if not hasattr(one, "__dict__") or isinstance(one, _WITHOUT_STATE):
+    if _is(one, _WITHOUT_STATE) or not _is_dict(one):
         return False
-    is_namespace = isinstance(one, (SimpleNamespace, argparse.Namespace))
-    if is_namespace or str(type(one).__module__).partition(".")[0] not in _LIBRARY_PACKAGES:
+    if (
+        _is(one, (SimpleNamespace, argparse.Namespace))
+        or str(type(one).__module__).partition(".")[0] not in _LIBRARY_PACKAGES
+    ):
         return True
     return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
+
+
+def _is(value: Any, kinds: Any) -> bool:
+    """Check the type of a value, without asking the value itself: a proxy might look for its object."""
+    return issubclass(type(value), kinds)
+
+
+def _is_dict(one: Any) -> bool:
+    """Check whether an object has attributes, and gives them; a proxy has those of another object."""
+    try:
+        return one.__class__ is type(one) and issubclass(type(vars(one)), dict)
+    except Exception:  # whatever an object of the program raises where it is asked for its attributes
+        return False
+
+
+def _beside(name: str, one: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a module holds beside modules and tensors, or the optimizer that another one wraps."""
+    if _is(one, nn.Module):
+        for path, module in one.named_modules():
+            prefix = ".".join(filter(None, (name, path)))
+            values = ((f"{prefix}.{key}", value) for key, value in list(vars(module).items()))
+            yield from ((key, value) for key, value in values if has_state(value) and not _is(value, nn.Module))
+    elif _is(one, Optimizer):
+        yield from ((f"{name}.{key}", value) for key, value in list(vars(one).items()) if _is(value, Optimizer))
 
 
 _WITHOUT_STATE = (
@@ -115,16 +147,22 @@ def _parts_of_object(name: str, one: Any) -> Iterator[tuple[str, Any]]:
     yield from ((f"{prefix}{key}", value) for key, value in list(vars(one).items()))
     for kind in type(one).__mro__:
         for key, value in list(vars(kind).items()):
-            yield f"{prefix}{key}", value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            if _is(value, (staticmethod, classmethod)):
+                value = value.__func__
+            yield f"{prefix}{key}", value.fget if _is(value, property) else value
 
 
 def _parts(name: str, one: Any, *, is_first: bool) -> Iterator[tuple[str, Any]]:
     """Yield what a container or a function holds, with names."""
+    if items := items_of(one):
+        keys = list(dict.keys(one)) if _is(one, dict) else range(len(items))
+        if len(items) <= MOST_ITEMS:
+            spelled = (repr(key) if type(key) in (str, int) else index for index, key in enumerate(keys))
+            yield from ((f"{name}[{key}]", value) for key, value in zip(spelled, items, strict=True))
+        return
+    if not _is(one, (functools.partial, MethodType, FunctionType)):
+        return
     match one:
-        case dict() if len(one) <= MOST_ITEMS:
-            yield from ((f"{name}[{key!r}]", value) for key, value in list(one.items()))
-        case list() | tuple() | set() | frozenset() | deque() if len(one) <= MOST_ITEMS:
-            yield from ((f"{name}[{index}]", value) for index, value in enumerate(list(one)))
         case functools.partial():
             yield name, one.func
             yield from ((f"args[{index}]", value) for index, value in enumerate(one.args))
@@ -150,7 +188,7 @@ def _read_by_code(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield from (function.__kwdefaults__ or {}).items()
     for name in dict.fromkeys(global_names(function.__code__)):
         value = function.__globals__.get(name)
-        if not isinstance(value, ModuleType):
+        if not _is(value, ModuleType):
             yield name, value
         elif not (getattr(value, "__file__", None) or "<").startswith(_LIBRARIES):
             attributes = vars(value)

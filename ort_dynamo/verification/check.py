@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ort_dynamo.verification.compare import differences
+from ort_dynamo.verification.copies import UncheckableError
 from ort_dynamo.verification.find_fault import find_fault
 from ort_dynamo.verification.in_double import InDouble
 from ort_dynamo.verification.record import Recorder
@@ -23,6 +24,7 @@ def check(
     recorder: Recorder,
     folder: Path,
     otherwise: Callable[[], Fault | None] = lambda: None,
+    traced: Callable[..., Any] | None = None,
 ) -> Verification:
     """Run a step in eager mode and compiled, compare, and find the fault.
 
@@ -33,11 +35,18 @@ def check(
         recorder: records what runs when it is asked to.
         folder: where a program that repeats the fault is written.
         otherwise: looks for the fault before the graphs, where all that runs is right.
+        traced: the same function traced, and run in torch: other choices of equal elements must not hide a wrong trace.
+
+    Raises:
+        UncheckableError: an input cannot be copied, an output is a nested tensor, or eager mode does not repeat itself.
     """
     expected = step.observe(eager)
     found = step.observe(compiled)
 
     def truth() -> Mapping[str, Any]:
+        again = differences(step.observe(eager), expected, dict)
+        if again:
+            raise UncheckableError(f"two runs of it in eager mode differ ({again[0]})")
         mode = InDouble()
         return step.observe(eager, mode, mode.read)
 
@@ -49,6 +58,8 @@ def check(
             step.observe(compiled)
         search = find_fault(recorder.runs, folder)
         fault = search.fault or otherwise()
-        choices = search.choices if fault is None else ()
+        if fault is None and search.choices:
+            is_traced_right = traced is None or not differences(step.observe(traced), expected, truth)
+            choices = search.choices if is_traced_right else ()
         recorder.runs = []
     return Verification(len(expected), len(recorder.graphs), listed, fault, choices)

@@ -26,6 +26,10 @@ _CHOOSES = (
 """Operators whose last result is the indices of elements, along the argument `dim`; of equal ones it is any."""
 
 
+_SEVERAL = (aten.argsort.default, aten.sort.default, aten.topk.default)
+"""Those that choose several elements, each once."""
+
+
 def is_same_choice(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Sequence[Any], expected: Sequence[Any]
 ) -> bool:
@@ -50,4 +54,7 @@ def is_same_choice(
         ours, theirs = ours.unsqueeze(dim), theirs.unsqueeze(dim)
     if not bool(((ours >= 0) & (ours < tensor.shape[dim])).all()):
         return False
-    return torch.equal(tensor.take_along_dim(ours, dim), tensor.take_along_dim(theirs, dim))
+    if operator in _SEVERAL and not bool((ours.sort(dim).values.diff(dim=dim) > 0).all()):
+        return False  # it chose one element twice
+    one, other = (tensor.take_along_dim(chosen, dim) for chosen in (ours, theirs))
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN equals NaN here

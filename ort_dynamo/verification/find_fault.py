@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from operator import getitem
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from ort_dynamo.errors import OrtDynamoError
 from ort_dynamo.graph.boundary import copy_with_strides
+from ort_dynamo.graph.marks import WHOLE_NODE
 from ort_dynamo.graph.source_line import module_path, user_line
 from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.torch_internals.kernels.operators import OpOverload
@@ -56,19 +58,23 @@ def find_fault(runs: Sequence[GraphRun], folder: Path) -> Search:
         folder: where the program that repeats the fault is written.
     """
     choices: dict[str, Choice] = {}
+    around: list[Callable[[], Fault | None]] = []
     for run in runs:
+        chosen: dict[str, Any] = {}
         for island in run.islands:
             if not _differs(island):
                 continue
             steps = _walked(island, folder)
             choices |= {f"{run.graph.role} {node.name}": _choice(node, run) for node in steps.choices}
+            chosen |= {node.meta.get(WHOLE_NODE, node.name): result for node, result in steps.choices.items()}
             expected, exact = (steps.results, steps.results) if steps.choices else _interpreted(island)
             if fault := steps.fault or find_stage(island, expected, exact, folder):
                 return Search(fault)
             if not steps.choices and (fault := _least_exact([island], folder, least=0.0)):
                 return Search(fault)
-    for run in runs:  # a graph's results in torch follow from torch's choices
-        if not choices and (fault := _around(run)) is not None:
+        around.append(partial(_around, run, chosen))
+    for look in around:
+        if (fault := look()) is not None:
             return Search(fault)
     islands = [island for run in runs for island in run.islands]
     for island in islands:
@@ -91,11 +97,30 @@ def _interpreted(island: IslandRun) -> tuple[Sequence[Any], Sequence[Any]]:
     return _in_torch(island.graph.segmented.islands[island.name], island.inputs)
 
 
-def _in_torch(gm: GraphModule, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def _in_torch(
+    gm: GraphModule, inputs: Sequence[Any], chosen: Mapping[Node, Any] | None = None
+) -> tuple[Sequence[Any], Sequence[Any]]:
     mode = InDouble()
     with plainly(), mode:
-        results = tuple(Interpreter(gm).run(*inputs))
+        results = tuple(_Choosing(gm, chosen or {}).run(*inputs))
     return results, tuple(map(mode.read, results))
+
+
+class _Choosing(Interpreter):
+    """Runs a graph in torch, with the results that some operators had in ONNX Runtime.
+
+    Args:
+        gm: the graph.
+        chosen: node -> its result.
+    """
+
+    def __init__(self, gm: GraphModule, chosen: Mapping[Node, Any]) -> None:
+        super().__init__(gm)
+        self._chosen = chosen
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node, or take its result."""
+        return self._chosen[n] if n in self._chosen else super().run_node(n)
 
 
 # -- one operator ----------------------------------------------------------------------------------------------------
@@ -117,13 +142,13 @@ class _Steps(Interpreter):
         values: node -> ONNX Runtime's result, or a tuple of them, some of which may be None.
 
     Attributes:
-        choices: the nodes that chose other elements than torch, of equal ones.
+        choices: the nodes that chose other elements than torch, of equal ones -> their results.
     """
 
     def __init__(self, gm: GraphModule, values: dict[Node, Any]) -> None:
         super().__init__(gm)
         self._values_of = values
-        self.choices: list[Node] = []
+        self.choices: dict[Node, Any] = {}
 
     def run_node(self, n: Node) -> Any:
         """Run a node; go on with the result of ONNX Runtime."""
@@ -137,11 +162,14 @@ class _Steps(Interpreter):
         if n.target not in UNDEFINED and (problem := self._problem(n, ours, eager, args, kwargs)):
             raise _Found(n, args, kwargs, problem)
         together = [_like(one, other) for one, other in zip(ours, eager, strict=True)]
-        return (
+        result = (
             type(expected)(together)
             if type(expected) in (tuple, list)
             else (tuple(together) if several else together[0])
         )
+        if n in self.choices:
+            self.choices[n] = result
+        return result
 
     def _problem(self, node: Node, ours: Any, eager: Any, args: Any, kwargs: Any) -> str:
         def exact() -> Any:
@@ -150,7 +178,7 @@ class _Steps(Interpreter):
 
         if is_same_choice(node.target, args, kwargs, ours, eager):
             if not torch.equal(ours[-1], eager[-1]):
-                self.choices.append(node)
+                self.choices[node] = None
             ours = [None if isinstance(one, torch.Tensor) and one.dtype is torch.int64 else one for one in ours]
         return first_problem(ours, eager, exact, inputs=tree_leaves((args, kwargs)))
 
@@ -169,12 +197,12 @@ class _Walk:
 
     Attributes:
         fault: the first that differs.
-        choices: those that chose other elements than torch, of equal ones.
+        choices: those that chose other elements than torch, of equal ones -> their results.
         results: the results of the last operators in torch, from the values of ONNX Runtime that they read.
     """
 
     fault: Fault | None = None
-    choices: tuple[Node, ...] = ()
+    choices: Mapping[Node, Any] = field(default_factory=dict)
     results: Sequence[Any] = ()
 
 
@@ -190,7 +218,7 @@ def _walked(run: IslandRun, folder: Path) -> _Walk:
             results = steps.run(*run.inputs)
     except _Found as found:
         return _Walk(_operator(found, run, island, folder))
-    return _Walk(None, tuple(steps.choices), results)
+    return _Walk(None, steps.choices, results)
 
 
 _AnySteps = TypeVar("_AnySteps", bound=_Steps)
@@ -328,11 +356,19 @@ def _lowering_name(node: Node) -> str:
 # -- the graph around the islands ------------------------------------------------------------------------------------
 
 
-def _around(run: GraphRun) -> Fault | None:
-    """Compare a graph with its own operators in torch: where islands are right, torch's part of it is wrong."""
+def _around(run: GraphRun, chosen: Mapping[str, Any]) -> Fault | None:
+    """Compare a graph with its own operators in torch: where islands are right, torch's part of it is wrong.
+
+    Args:
+        run: a run of the graph.
+        chosen: name of an operator that chose others of equal elements -> its result.
+    """
     role = run.graph.role
+    whole = run.graph.whole.module({})
+    names = zip(whole.graph.nodes, run.graph.origins.nodes, strict=True)
+    results = {node: chosen[origin.name] for node, origin in names if origin.name in chosen}
     with random_states_set(run.generators):
-        expected, exact = _in_torch(run.graph.whole.module({}), run.inputs)
+        expected, exact = _in_torch(whole, run.inputs, results)
     problem = first_problem(run.outputs, expected, lambda: exact, scale=largest(expected))
     if not problem:
         return None

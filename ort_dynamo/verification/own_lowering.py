@@ -73,6 +73,10 @@ class _Written:
 
     def _is_new(self, name: str, value: Any) -> bool:
         """Check whether a name is not defined yet; take it."""
+        if name in _RESERVED and value is not _RESERVED[name]:
+            raise UnwritableError(
+                f"the lowering reads {name}, which the program that repeats the fault calls otherwise"
+            )
         if name in self._values:
             if self._values[name] is not value:
                 raise UnwritableError(f"the lowering reads two values called {name}")
@@ -85,7 +89,8 @@ class _Written:
             raise UnwritableError(f"the lowering is a {type(function).__name__}, and no function")
         defined = _source(function)
         known = function.__globals__
-        read = {one: known[one] for one in global_names(function.__code__) if one in known}
+        names = dict.fromkeys([*global_names(function.__code__), *_read_by_defaults(defined)])
+        read = {one: known[one] for one in names if one in known}
         for one, value in {**read, **inspect.getclosurevars(function).nonlocals}.items():
             if isinstance(value, FunctionType):
                 found = self.function(value, one)
@@ -95,6 +100,21 @@ class _Written:
                 self.lines[one] = _spelled(one, value)
         source = ast.unparse(defined)
         self.lines[name] = f"{name} = {source}" if isinstance(defined, ast.Lambda) else f"\n\n{source}\n\n"
+
+
+_RESERVED = {
+    "sys": sys,
+    "Path": Path,
+    "torch": torch,
+    "ort_dynamo": sys.modules["ort_dynamo"],
+    **dict.fromkeys(("run_alone", "x", "alone"), object()),
+}
+"""Names of the program that repeats a fault, and their values where a lowering may have them."""
+
+
+def _read_by_defaults(defined: ast.FunctionDef | ast.Lambda) -> list[str]:
+    defaults = [*defined.args.defaults, *filter(None, defined.args.kw_defaults)]
+    return [node.id for one in defaults for node in ast.walk(one) if isinstance(node, ast.Name)]
 
 
 def _spelled(name: str, value: Any) -> str:

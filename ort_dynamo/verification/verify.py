@@ -19,7 +19,7 @@ from ort_dynamo.compilation.compiler import Compilation
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.passes.rewrites import Rewrite, watched_rewrites
-from ort_dynamo.program.read_objects import modules_of, read_by
+from ort_dynamo.program.read_objects import read_by
 from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
 from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, released, untouched
@@ -74,11 +74,10 @@ def verify(
     inner, recorder = uncompiled(model), Recorder()
     if asked.is_own:
         inner = generated_function(inner)
-    read = read_by(inner)
+    read = read_by(inner, *args, *kwargs.values())
     _refuse_shards(inner, *read.values())
-    step = Step(
-        args, kwargs, modules_of(inner), others=tuple(one for one in read.values() if not isinstance(one, nn.Module))
-    )
+    modules = {name: one for name, one in read.items() if isinstance(one, nn.Module)}
+    step = Step(args, kwargs, modules, others=tuple(one for name, one in read.items() if name not in modules))
     with untouched(), _uncompiled_in_place(step.modules.values()), closing(recorder), released() as around:
         compiled = compile_apart(inner, backend=_backend(parsed, recorder, around), dynamic=asked.dynamic)
 
@@ -89,7 +88,8 @@ def verify(
                 return next(filter(None, found), None)
 
         try:
-            return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder), find)
+            traced = compile_apart(inner, backend="aot_eager", dynamic=asked.dynamic)
+            return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder), find, traced)
         except UncheckableError as reason:
             expected = f"a call that can be compared with eager mode, but {reason}"
             kinds = tuple(map(type, args))

@@ -183,5 +183,6 @@ def test_a_module_is_run_as_python_would(
     told = capsys.readouterr().out
     assert "arguments ['3']" in told
     assert "their_package.train with ort_train on " in told
-    with pytest.raises(ImportError, match="nothing_of_the_kind"):
-        main(["explain", "-m", "nothing_of_the_kind"])
+    for missing in ("nothing_of_the_kind", "nothing_of_the_kind.train"):
+        assert main(["explain", "-m", missing]) == 2
+        assert "No module named 'nothing_of_the_kind'" in capsys.readouterr().err

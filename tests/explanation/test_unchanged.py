@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -172,11 +173,13 @@ def test_a_step_that_reads_its_gradients_sees_and_keeps_them() -> None:
     model = Mlp()
     model(torch.randn(3, 4)).sum().backward()
     before = [(one.grad, one.grad.clone()) for one in model.parameters()]
-    seen = []
+
+    class Seen:
+        gradients: ClassVar[list[Tensor]] = []  # a list that the step reads would be put back
 
     @torch.compiler.disable
     def look() -> None:
-        seen.append(model.up.weight.grad.clone())
+        Seen.gradients.append(model.up.weight.grad.clone())
 
     def step(x: Tensor) -> Tensor:
         look()
@@ -185,7 +188,7 @@ def test_a_step_that_reads_its_gradients_sees_and_keeps_them() -> None:
         return loss.detach()
 
     explain(step, torch.randn(3, 4))
-    assert torch.equal(seen[0], before[0][1])
+    assert torch.equal(Seen.gradients[0], before[0][1])
     for one, (gradient, numbers) in zip(model.parameters(), before, strict=True):
         assert one.grad is gradient
         assert torch.equal(gradient, numbers)

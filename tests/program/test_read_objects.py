@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import weakref
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -179,3 +181,129 @@ def test_an_object_without_changes_is_never_without_its_attributes() -> None:
     with unchanged([owner]):
         pass
     assert Watched.cleared == 0
+
+
+class AttributeDict(dict[str, Any]):
+    """A dict whose items are its attributes."""
+
+    __getattr__ = dict.__getitem__
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.seen = 0
+
+
+class Metered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 1)
+        self.meter = Meter()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.meter.seen += 1
+        return self.inner(x)
+
+
+def test_containers_of_all_kinds_are_put_back() -> None:
+    counts, ordered, log = Counter(a=1), OrderedDict(b=1, a=2), deque([1], maxlen=3)
+    state = AttributeDict(steps=1)
+    held = SimpleNamespace(pair=([1], {2}), state=state)
+
+    def step() -> None:
+        counts["a"] += 1
+        ordered["c"] = 3
+        ordered.move_to_end("b")
+        log.append(2)
+        state.steps += 1
+        state["new"] = 1
+        held.pair[0].append(2)
+        held.pair[1].add(3)
+
+    with unchanged(read_by(step).values()):
+        step()
+        assert (counts["a"], state["steps"]) == (2, 2)
+    assert (counts, list(ordered.items()), list(log)) == ({"a": 1}, [("b", 1), ("a", 2)], [1])
+    assert (dict(state), held.pair) == ({"steps": 1}, ([1], {2}))
+
+
+def test_objects_of_modules_and_of_arguments_are_put_back() -> None:
+    model, trainer = Metered(), Trainer()
+    weight = NET.weight.detach().clone()
+
+    def step(trainer: Trainer, x: torch.Tensor) -> None:
+        model(x)
+        trainer.step(x)
+
+    with unchanged(read_by(step, trainer, torch.ones(1, 2)).values()):
+        step(trainer, torch.ones(1, 2))
+    assert (model.meter.seen, trainer.steps) == (0, 0)
+    assert torch.equal(NET.weight, weight)
+    with unchanged(read_by(model).values()):
+        model(torch.ones(1, 2))
+    assert model.meter.seen == 0
+
+
+class Proxy:
+    """Looks for its object at each question, and has none."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"no object: {name}")
+
+
+class Key:
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_objects_that_have_nothing_to_do_with_the_step_do_not_stop_it() -> None:
+    deep: list[Any] = []
+    for _ in range(3000):
+        deep = [deep]
+    gone = weakref.proxy(Meter())
+    given = SimpleNamespace(proxy=Proxy(), keys={Key(): 1}, deep=deep, gone=gone, read=AttributeDict(a=1))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return NET(x) + len(given.keys)
+
+    with unchanged(read_by(step).values()):
+        step(torch.ones(1, 2))
+    assert list(modules_of(step).values()) == [NET]
+
+
+def test_all_is_put_back_where_one_thing_cannot_be() -> None:
+    model = nn.Linear(2, 1)
+    before = model.weight.detach().clone()
+    rows = torch.zeros(1).expand(3)  # which cannot be written to
+
+    def step() -> None:
+        with torch.no_grad():
+            model.weight.add_(1)
+        rows.data.untyped_storage().copy_(torch.ones(1).untyped_storage())
+
+    with pytest.raises(RuntimeError, match="more than one element"), unchanged([model, rows]):
+        step()
+    assert torch.equal(model.weight, before)
+
+
+def test_memory_that_is_given_back_is_left_alone() -> None:
+    one = torch.ones(4)
+    one.untyped_storage().resize_(0)
+    with unchanged([one]):
+        one.untyped_storage().resize_(16)
+        one.fill_(2)
+    assert one.tolist() == [2.0] * 4
+
+
+def test_what_objects_share_is_copied_once() -> None:
+    shared = {index: torch.ones(1) for index in range(900)}
+    objects = [Meter() for _ in range(200)]
+    for one in objects:
+        one.shared = shared  # type: ignore[attr-defined]
+    with unchanged(objects) as state:
+        assert len(state._values) == 900
+        assert len(state._contents) == 201

@@ -116,6 +116,29 @@ def test_a_lambda_is_written_with_the_lambdas_that_it_calls(tmp_path: Path) -> N
     assert ran(program) == 1
 
 
+x = 2.0
+
+
+def by_the_name_x(ctx: Any, value: ir.Value) -> ir.Value:
+    return ctx.op.Mul(value, x)
+
+
+def by_a_default(ctx: Any, value: ir.Value, factor: float = FACTOR) -> ir.Value:
+    return ctx.op.Mul(value, factor)
+
+
+def test_a_default_is_written_and_names_of_the_program_are_not_taken(tmp_path: Path) -> None:
+    given = (write_operator, tmp_path, "case", aten.exp.default, (torch.randn(3),), {}, None, "")
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(by_a_default)
+    program, _ = written(*given)
+    assert "FACTOR = 2.0" in Path(program).read_text()
+    assert ran(program) == 1
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(by_the_name_x)
+    program, _ = written(*given)
+    assert "import by_the_name_x" in Path(program).read_text(), "its x would be overwritten"
+    assert ran(program) == 1
+
+
 def test_two_functions_of_one_name_are_not_mistaken(tmp_path: Path) -> None:
     def made(doubled: Any) -> Any:
         def outer(ctx: Any, x: ir.Value) -> ir.Value:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ort_dynamo
+from ort_dynamo.errors import InvalidArgumentError
+from ort_dynamo.verification.record import Recorder
 
 aten = torch.ops.aten
 
@@ -145,3 +148,50 @@ def test_a_lazy_module_gets_its_shapes_for_good() -> None:
     assert ort_dynamo.verify(model, torch.randn(2, 3)).ok
     assert type(model[0]) is nn.Linear
     assert model(torch.randn(2, 3)).shape == (2, 4)
+
+
+def test_another_choice_hides_no_fault_of_the_graph_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a result of torch's part of the graph another value, beside an operator that chooses otherwise."""
+    ort_dynamo.register_lowering(aten.argmax.default, replace=True)(last_of_equals)
+
+    def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sin(), torch.zeros_like(x).argmax(-1)
+
+    assert ort_dynamo.verify(two, torch.randn(3, 4), folder=tmp_path).ok
+    finished = Recorder.finished
+
+    def spoilt(self: Recorder, graph: Any, run: Any) -> Any:
+        def changed(given: list[Any]) -> Any:
+            first, *others = run(given)
+            return [first + 0.5, *others]
+
+        changed._boxed_call = True  # type: ignore[attr-defined]
+        return finished(self, graph, changed)
+
+    monkeypatch.setattr(Recorder, "finished", spoilt)
+    torch._dynamo.reset()
+    result = ort_dynamo.verify(two, torch.randn(3, 4), folder=tmp_path)
+    assert not result.ok
+    assert result.fault is not None
+    assert result.fault.culprit == "outside"
+
+
+def test_a_step_that_does_not_repeat_itself_is_refused() -> None:
+    generator = np.random.default_rng(0)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return (x * generator.random()).tanh()
+
+    with pytest.raises(InvalidArgumentError, match="two runs of it in eager mode differ"):
+        ort_dynamo.verify(step, torch.randn(4))
+
+
+def test_another_choice_hides_no_trace_that_differs(tmp_path: Path) -> None:
+    ort_dynamo.register_lowering(aten.argmax.default, replace=True)(last_of_equals)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = 1.5 if torch.compiler.is_compiling() else 1.0
+        return torch.zeros_like(x).argmax(-1), x * scale
+
+    assert not ort_dynamo.verify(step, torch.randn(3, 4), folder=tmp_path).ok

@@ -38,7 +38,7 @@ def registration(operator: Any) -> str:
 
 
 class _Written:
-    """What a program defines and imports.
+    """Definitions and imports of a program.
 
     Attributes:
         lines: name -> the lines that define it, in order.

@@ -299,7 +299,7 @@ def test_memory_that_is_given_back_is_left_alone() -> None:
     assert one.tolist() == [2.0] * 4
 
 
-def test_what_objects_share_is_copied_once() -> None:
+def test_shared_containers_are_copied_once() -> None:
     shared = {index: torch.ones(1) for index in range(900)}
     objects = [Meter() for _ in range(200)]
     for one in objects:

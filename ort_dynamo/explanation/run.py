@@ -188,6 +188,10 @@ class _DryRun:
         self.collected.append(collect)
         return self._around(self._state.watched(zeros_in_memory(compiled, example_inputs), written))
 
+    def __deepcopy__(self, memo: Any) -> _DryRun:
+        """Return the same backend: Lightning copies the arguments of torch.compile, to compile again with them."""
+        return self
+
     def close(self) -> None:
         """Let go of tensors and sessions: Dynamo keeps its backends."""
         self.collected, self.measuring, self._state = [], None, State()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Callable
@@ -336,3 +337,18 @@ def test_a_graph_without_gradients_counts_once() -> None:
         found = explain(model, x)
     assert [one.saved for one in found.calls] == [0, 0]
     assert found.peak > 0
+
+
+def test_arguments_of_a_compile_may_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning puts a function in place of torch.compile, and copies its arguments."""
+    compile_ = torch.compile
+
+    def copying(model: Any, **arguments: Any) -> Any:
+        return compile_(model, **copy.deepcopy(arguments))
+
+    monkeypatch.setattr(torch, "compile", copying)
+    found = explain(Mlp(), torch.randn(3, 4))
+    assert [len(graph.roles) for graph in found.graphs] == [2]
+    assert found.calls
+    assert ort_dynamo.verify(Mlp(), torch.randn(3, 4)).ok
+    assert ort_dynamo.memory_plan(Mlp(), torch.randn(3, 4)).graphs

@@ -129,8 +129,8 @@ def _beside(name: str, one: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a module holds beside modules and tensors, or the optimizer that another one wraps."""
     if _is(one, nn.Module):
         for path, module in one.named_modules():
-            prefix = ".".join(filter(None, (name, path)))
-            values = ((f"{prefix}.{key}", value) for key, value in list(vars(module).items()))
+            items = list(vars(module).items())
+            values = ((".".join(filter(None, (name, path, key))), value) for key, value in items)
             yield from ((key, value) for key, value in values if has_state(value) and not _is(value, nn.Module))
     elif _is(one, Optimizer):
         yield from ((f"{name}.{key}", value) for key, value in list(vars(one).items()) if _is(value, Optimizer))
@@ -149,7 +149,9 @@ def _parts_of_object(name: str, one: Any) -> Iterator[tuple[str, Any]]:
         for key, value in list(vars(kind).items()):
             if _is(value, (staticmethod, classmethod)):
                 value = value.__func__
-            yield f"{prefix}{key}", value.fget if _is(value, property) else value
+            value = value.fget if _is(value, property) else value
+            if _is(value, (FunctionType, nn.Module, Optimizer)):  # its tables are those of all objects of the class
+                yield f"{prefix}{key}", value
 
 
 def _parts(name: str, one: Any, *, is_first: bool) -> Iterator[tuple[str, Any]]:

@@ -243,6 +243,7 @@ def test_objects_of_modules_and_of_arguments_are_put_back() -> None:
         step(trainer, torch.ones(1, 2))
     assert (model.meter.seen, trainer.steps) == (0, 0)
     assert torch.equal(NET.weight, weight)
+    assert list(read_by(model)) == ["", "meter (Meter)"]
     with unchanged(read_by(model).values()):
         model(torch.ones(1, 2))
     assert model.meter.seen == 0

@@ -44,8 +44,8 @@ class Collect(Listener):
     """The facts of one compile.
 
     Args:
-        opened: called with each graph whose islands are open, before it becomes a function.
         calls: counts the calls of its graphs.
+        opened: called with each graph whose islands are open, before it becomes a function.
 
     Attributes:
         compile_id: torch's name for the compile.
@@ -56,7 +56,7 @@ class Collect(Listener):
         runtime: package, version and provider of its sessions.
     """
 
-    def __init__(self, opened: Callable[[GraphCompilation], None], calls: StepCalls) -> None:
+    def __init__(self, calls: StepCalls, opened: Callable[[GraphCompilation], None] = lambda graph: None) -> None:
         self.compile_id: str | None = current_compile_id()
         self.partition: PartitionRecord | None = None
         self.records: list[GraphRecord] = []

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ort_dynamo.explanation.collect import Collect
 from ort_dynamo.explanation.data import Call, Graph, Measured, plain
 from ort_dynamo.explanation.groups import Group, Share, outside, saved_by, step, time_by
-from ort_dynamo.explanation.step_calls import StepCalls
 from ort_dynamo.explanation.text import lines
 from ort_dynamo.report.summary import Summary
 
-__all__ = ["Explanation", "calls_of"]
+__all__ = ["Explanation"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,9 +97,3 @@ class Explanation:
         from ort_dynamo.explanation.html_page.page import embedded
 
         return embedded(self)
-
-
-def calls_of(calls: StepCalls, collected: Sequence[Collect]) -> tuple[Call, ...]:
-    """Return the calls of a step, by the indices of compiles."""
-    index = {id(one): number for number, one in enumerate(collected)}
-    return tuple(Call(index[id(owner)], saved) for owner, saved in calls.largest() if id(owner) in index)

@@ -17,7 +17,7 @@ from ort_dynamo.compilation.choose_target import placement_threads, session_devi
 from ort_dynamo.compilation.compiler import Compilation
 from ort_dynamo.compilation.events import GraphCompilation, Listeners
 from ort_dynamo.explanation.collect import Collect
-from ort_dynamo.explanation.explanation import Explanation, calls_of
+from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.measure import Measuring
 from ort_dynamo.explanation.notes import earlier_recompiles, function_name
 from ort_dynamo.explanation.step_calls import StepCalls
@@ -100,7 +100,7 @@ def explain(
             options=_spelled(mode, options),
             measured=measured,
             cache=_folder(asked),
-            calls=calls_of(run.calls, run.collected),
+            calls=run.calls.largest(run.collected),
         )
 
 
@@ -179,7 +179,7 @@ class _DryRun:
             if self.measuring is not None:
                 self.measuring.open(graph, len(self.collected))
 
-        collect = Collect(opened, self.calls)
+        collect = Collect(self.calls, opened)
         device = session_device(gm, example_inputs)
         compilation = Compilation(self._options, device, self._threads, Listeners(collect, *self._measurers()))
         with clocked() as seconds, showing():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from ort_dynamo.compilation.events import observed
 from ort_dynamo.explanation.collect import Collect
-from ort_dynamo.explanation.explanation import Explanation, calls_of
+from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.notes import function_name
 from ort_dynamo.explanation.step_calls import StepCalls
 from ort_dynamo.options.cache_location import cache_location
@@ -40,7 +40,7 @@ class Observed:
         """Give the listener of a compile that begins."""
         self._settle()
         self._before = dict(self._seconds)
-        self._collected.append(Collect(lambda graph: None, self._calls))
+        self._collected.append(Collect(self._calls))
         return self._collected[-1]
 
     def _settle(self) -> None:
@@ -61,7 +61,7 @@ class Observed:
             graphs=tuple(one.graph(function_name(one.compile_id, seen)) for one in collected),
             summary=summary,
             runtime=collected[-1].runtime if collected else "",
-            calls=calls_of(self._calls, collected),
+            calls=self._calls.largest(collected),
             cache=str(place.path) if (place := cache_location()) is not None else "",
         )
 

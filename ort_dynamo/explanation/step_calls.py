@@ -10,11 +10,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ort_dynamo.compilation.events import BoxedRun, GraphCompilation
+from ort_dynamo.explanation.data import Call
 from ort_dynamo.torch_internals.autograd import in_backward
 
 __all__ = ["StepCalls"]
-
-_Call = tuple[Any, int]
 
 
 class StepCalls:
@@ -29,12 +28,18 @@ class StepCalls:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._begin()
-        self._largest: tuple[_Call, ...] = ()
+        self._largest: list[tuple[Any, int]] = []
 
-    def largest(self) -> tuple[_Call, ...]:
-        """Return the calls of the step that saves most, in order: whose graph, and the bytes that it saves."""
+    def largest(self, owners: Sequence[Any]) -> tuple[Call, ...]:
+        """Return the calls of the step that saves most, in order.
+
+        Args:
+            owners: those of the graphs, by whose indices the calls name graphs; calls of others are left out.
+        """
+        indices = {id(one): index for index, one in enumerate(owners)}
         with self._lock:
-            return max(self._largest, self._now(), key=_size)
+            calls = max(self._largest, self._calls, key=_size)
+            return tuple(Call(indices[id(owner)], saved) for owner, saved in calls if id(owner) in indices)
 
     def watched(self, owner: Any, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:
         """Have the calls of a graph counted.
@@ -61,19 +66,16 @@ class StepCalls:
         return counted
 
     def _begin(self) -> None:
-        self._calls: list[_Call] = []
+        self._calls: list[tuple[Any, int]] = []
         self._without: set[int] = set()
         self._made: dict[int, StorageWeakRef] = {}
         self._kept: dict[int, StorageWeakRef] = {}
         self._has_backward = False
 
-    def _now(self) -> tuple[_Call, ...]:
-        return tuple(self._calls)
-
     def _note(self, owner: Any, inputs: Sequence[int], results: Sequence[Any], saved: Sequence[Any]) -> None:
         with self._lock:
             if self._has_backward or (self._kept and not any(map(_is_alive, self._kept.values()))):
-                self._largest = max(self._largest, self._now(), key=_size)
+                self._largest = max(self._largest, self._calls, key=_size)
                 self._begin()
             if not saved:
                 if id(owner) in self._without:
@@ -94,7 +96,7 @@ class StepCalls:
             self._calls.append((owner, nbytes))
 
 
-def _size(calls: Sequence[_Call]) -> tuple[int, int]:
+def _size(calls: Sequence[tuple[Any, int]]) -> tuple[int, int]:
     return sum(nbytes for _, nbytes in calls), len(calls)
 
 

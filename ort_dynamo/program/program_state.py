@@ -17,7 +17,7 @@ from ort_dynamo.program.containers import content_of, held, is_container, put_ba
 from ort_dynamo.program.read_objects import MOST_ITEMS, has_state
 from ort_dynamo.torch_internals.autograd import set_version
 
-__all__ = ["State", "generators", "unchanged"]
+__all__ = ["State", "generators", "knows_shapes", "modules_inside", "unchanged"]
 
 
 class State:
@@ -112,14 +112,11 @@ def unchanged(values: Iterable[Any]) -> Iterator[State]:
     """
     state = State()
     given = list(values)
-    inner = [module for one in given if isinstance(one, nn.Module) for module in one.modules()]
-    for module in {id(one): one for one in inner}.values():
-        if not any(map(is_lazy, module.parameters(recurse=False))):
+    for module in modules_inside(one for one in given if isinstance(one, nn.Module)):
+        if knows_shapes(module):
             state.keep_object(module)
     for one in given:
-        if isinstance(one, Optimizer):
-            state.keep_object(one)
-        elif isinstance(one, torch.Tensor):
+        if isinstance(one, torch.Tensor):
             state.keep_value(one)
             state.keep_gradient(one)
         elif is_container(one):
@@ -131,6 +128,16 @@ def unchanged(values: Iterable[Any]) -> Iterator[State]:
             yield state
         finally:
             state.restore()
+
+
+def modules_inside(models: Iterable[nn.Module]) -> list[nn.Module]:
+    """List some models and the modules inside them, each once."""
+    return list({id(module): module for model in models for module in model.modules()}.values())
+
+
+def knows_shapes(module: nn.Module) -> bool:
+    """Check whether a module's own parameters have shapes; those of nn.LazyLinear have none before its first call."""
+    return not any(map(is_lazy, module.parameters(recurse=False)))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["warn_program"]
+__all__ = ["FRAMEWORKS", "warn_program"]
 
 
 def warn_program(message: str, category: type[Warning] = UserWarning) -> None:
@@ -21,8 +21,10 @@ def warn_program(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_NOT_THE_PROGRAM = (
+FRAMEWORKS = (
     *(f"{folder}{os.sep}" for folder in (_PACKAGE, (_PACKAGE / "passes").resolve(), Path(torch.__file__).parent)),
     "<",  # code that torch or we generate, and frozen parts of Python
-    f"{Path(os.__file__).parent}{os.sep}contextlib.py",
 )
+"""Beginnings of the file names of torch's code and ours."""
+
+_NOT_THE_PROGRAM = (*FRAMEWORKS, f"{Path(os.__file__).parent}{os.sep}contextlib.py")

@@ -9,9 +9,8 @@ import os
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,18 +20,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ort_dynamo.program.containers import is_container, items_of
+from ort_dynamo.program.program_warning import FRAMEWORKS
 from ort_dynamo.torch_internals.tracing.frames import generated_function, uncompiled
 
-__all__ = ["MOST_ITEMS", "global_names", "has_state", "modules_of", "read_by"]
+__all__ = ["MOST_ITEMS", "global_names", "has_state", "modules_among", "read_by"]
 
 MOST_ITEMS = 1000
 """Most items of a container that is looked into: one with more is data of the program."""
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-_TORCH = Path(torch.__file__).parent
-_FOLDERS = (_PACKAGE, (_PACKAGE / "passes").resolve(), _TORCH, Path(sysconfig.get_paths()["stdlib"]))
-_INSTALLED = map(sysconfig.get_path, ("purelib", "platlib"))
-_LIBRARIES = ("<", *(f"{folder}{os.sep}" for folder in (*_FOLDERS, *_INSTALLED)))
+_LIBRARIES = (*FRAMEWORKS, *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")))
 """Beginnings of the file names of code that is not the program's."""
 
 _LIBRARY_PACKAGES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "ort_dynamo"})
@@ -72,14 +68,13 @@ def read_by(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
             if is_container(one):
                 found[_free(f"{name} ({type(one).__name__})", found)] = one
             waiting.extend(_parts(name, one, is_first=one is first))
-    modules = [one for one in found.values() if _is(one, nn.Module)]
-    inner = {id(part) for one in modules for part in one.modules() if part is not one}
+    inner = {id(part) for one in modules_among(found).values() for part in one.modules() if part is not one}
     return {name: one for name, one in found.items() if id(one) not in inner}
 
 
-def modules_of(function: Callable[..., Any], *arguments: Any) -> dict[str, nn.Module]:
-    """Find the modules that a function reads, by their names."""
-    return {name: one for name, one in read_by(function, *arguments).items() if isinstance(one, nn.Module)}
+def modules_among(read: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """Return the modules of what a function reads."""
+    return {name: one for name, one in read.items() if _is(one, nn.Module)}
 
 
 def global_names(code: CodeType) -> Iterator[str]:
@@ -104,10 +99,8 @@ def has_state(one: Any) -> bool:
     """Check for an object of the program that is no data, or one of a library that has a state of its own."""
     if _is(one, _WITHOUT_STATE) or not _is_dict(one):
         return False
-    if (
-        _is(one, (SimpleNamespace, argparse.Namespace))
-        or str(type(one).__module__).partition(".")[0] not in _LIBRARY_PACKAGES
-    ):
+    package = str(type(one).__module__).partition(".")[0]
+    if package not in _LIBRARY_PACKAGES or _is(one, (SimpleNamespace, argparse.Namespace)):
         return True
     return hasattr(one, "state_dict") and hasattr(one, "load_state_dict")
 

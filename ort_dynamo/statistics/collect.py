@@ -204,7 +204,7 @@ class _Above(NamedTuple):
 
 _ABOVE = _Above(False, False, ())
 
-_NEUTRAL = {str(one) for one in VIEWS} | {str(operator.getitem)}
+_NEUTRAL = {str(one) for one in VIEWS}
 """Operators in which nothing begins."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def check(
     expected = step.observe(eager)
     found = step.observe(compiled)
 
+    @cache
     def truth() -> Mapping[str, Any]:
         again = differences(step.observe(eager), expected, dict)
         if again:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from operator import getitem
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,7 +57,7 @@ def find_fault(runs: Sequence[GraphRun], folder: Path) -> Search:
         folder: where the program that repeats the fault is written.
     """
     choices: dict[str, Choice] = {}
-    around: list[Callable[[], Fault | None]] = []
+    around: list[tuple[GraphRun, dict[str, Any]]] = []
     for run in runs:
         chosen: dict[str, Any] = {}
         for island in run.islands:
@@ -72,9 +71,9 @@ def find_fault(runs: Sequence[GraphRun], folder: Path) -> Search:
                 return Search(fault)
             if not steps.choices and (fault := _least_exact([island], folder, least=0.0)):
                 return Search(fault)
-        around.append(partial(_around, run, chosen))
-    for look in around:
-        if (fault := look()) is not None:
+        around.append((run, chosen))
+    for run, chosen in around:
+        if (fault := _around(run, chosen)) is not None:
             return Search(fault)
     islands = [island for run in runs for island in run.islands]
     for island in islands:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import sys
 import sysconfig
 import textwrap
@@ -16,7 +17,7 @@ import torch
 from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.program.read_objects import global_names
 
-__all__ = ["UnwritableError", "registration"]
+__all__ = ["UnwritableError", "registration", "spelled_constant"]
 
 
 class UnwritableError(Exception):
@@ -123,11 +124,15 @@ def _spelled(name: str, value: Any) -> str:
         root = _root(value)
         path = f"sys.path.append({str(root)!r})\n" if root is not None and not _is_installed(root) else ""
         return f"{path}import {value.__name__} as {name}"
-    if isinstance(value, float) and value - value != 0:
-        return f"{name} = float({str(value)!r})"
     if isinstance(value, (bool, int, float, str, torch.dtype)) or value is None:
-        return f"{name} = {value!r}"
+        return f"{name} = {spelled_constant(value)}"
     raise UnwritableError(f"the lowering reads {name}, a {type(value).__name__}")
+
+
+def spelled_constant(value: Any) -> str:
+    """Return Python's expression for a value, also for floats that are no literals."""
+    is_literal = not isinstance(value, float) or math.isfinite(value)
+    return repr(value) if is_literal else f"float({str(value)!r})"
 
 
 def _source(function: FunctionType) -> ast.FunctionDef | ast.Lambda:

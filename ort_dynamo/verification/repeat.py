@@ -12,7 +12,7 @@ import torch
 
 from ort_dynamo.saving.files import write_bytes, write_model
 from ort_dynamo.verification.models import LoweredIsland
-from ort_dynamo.verification.own_lowering import UnwritableError, registration
+from ort_dynamo.verification.own_lowering import UnwritableError, registration, spelled_constant
 
 __all__ = ["FOLDER", "write_models", "write_operator", "written"]
 
@@ -170,6 +170,4 @@ def _spelled(value: Any, tensors: list[torch.Tensor]) -> str:
             return f"{{{', '.join(f'{key!r}: {_spelled(one, tensors)}' for key, one in value.items())}}}"
         case torch.device():
             return f"torch.device({str(value)!r})"
-        case float():
-            return f"float({str(value)!r})" if value != value or value in (float("inf"), -float("inf")) else repr(value)
-    return repr(value)
+    return spelled_constant(value)

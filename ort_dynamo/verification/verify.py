@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
-from torch.nn.parameter import is_lazy
 
 from ort_dynamo.compilation.choose_target import placement_threads, session_device
 from ort_dynamo.compilation.compiler import Compilation
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.passes.rewrites import Rewrite, watched_rewrites
-from ort_dynamo.program.read_objects import read_by
+from ort_dynamo.program.containers import content_of, put_back
+from ort_dynamo.program.program_state import knows_shapes, modules_inside
+from ort_dynamo.program.read_objects import modules_among, read_by
 from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
 from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, released, untouched
@@ -76,7 +77,7 @@ def verify(
         inner = generated_function(inner)
     read = read_by(inner, *args, *kwargs.values())
     _refuse_shards(inner, *read.values())
-    modules = {name: one for name, one in read.items() if isinstance(one, nn.Module)}
+    modules = modules_among(read)
     step = Step(args, kwargs, modules, others=tuple(one for name, one in read.items() if name not in modules))
     with untouched(), _uncompiled_in_place(step.modules.values()), closing(recorder), released() as around:
         compiled = compile_apart(inner, backend=_backend(parsed, recorder, around), dynamic=asked.dynamic)
@@ -157,14 +158,14 @@ def _uncompiled_in_place(models: Iterable[nn.Module]) -> Iterator[None]:
 
     Modules without the shapes of their parameters, such as nn.LazyLinear, get these for good.
     """
-    modules = {id(module): module for model in models for module in model.modules()}.values()
-    known = [module for module in modules if not any(map(is_lazy, module.parameters(recurse=False)))]
-    attributes = [(module, dict(vars(module))) for module in known]
-    for module, _ in attributes:
-        vars(module).pop("_compiled_call_impl", None)
+    modules = modules_inside(models)
+    attributes = [(vars(module), content_of(vars(module))) for module in modules if knows_shapes(module)]
+    compiled = [vars(module) for module in modules if "_compiled_call_impl" in vars(module)]
+    calls = [one.pop("_compiled_call_impl") for one in compiled]
     try:
         yield
     finally:
-        for module, before in attributes:
-            vars(module).clear()
-            vars(module).update(before)
+        for container, before in attributes:
+            put_back(container, before)
+        for one, call in zip(compiled, calls, strict=True):
+            one["_compiled_call_impl"] = call

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ort_dynamo.program.program_state import unchanged
-from ort_dynamo.program.read_objects import MOST_ITEMS, global_names, modules_of, read_by
+from ort_dynamo.program.read_objects import MOST_ITEMS, global_names, modules_among, read_by
 
 NET = nn.Linear(2, 1)
 COUNTS: list[int] = []
@@ -82,20 +82,20 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_module_is_found(name: str) -> None:
-    assert [one for one in modules_of(FUNCTIONS[name]).values() if one is NET] == [NET]
+    assert [one for one in modules_among(read_by(FUNCTIONS[name])).values() if one is NET] == [NET]
 
 
 def test_a_module_has_the_name_by_which_it_is_read() -> None:
-    assert list(modules_of(Trainer().step)) == ["nets['generator']"]
-    assert list(modules_of(by_a_helper)) == ["NET"]
+    assert list(modules_among(read_by(Trainer().step))) == ["nets['generator']"]
+    assert list(modules_among(read_by(by_a_helper))) == ["NET"]
 
 
 def test_a_module_inside_another_is_found_once() -> None:
     whole = nn.Sequential(NET)
-    assert modules_of(lambda x: whole(x) + NET(x)) == {"whole": whole}
+    assert modules_among(read_by(lambda x: whole(x) + NET(x))) == {"whole": whole}
 
 
-def test_two_modules_of_one_name_are_both_found() -> None:
+def test_two_modules_among_one_name_are_both_found() -> None:
     def other(x: torch.Tensor) -> torch.Tensor:
         net = second
         return net(x)
@@ -105,7 +105,7 @@ def test_two_modules_of_one_name_are_both_found() -> None:
     def one(net: nn.Module) -> Callable[..., Any]:
         return lambda x: net(x) + other(x)
 
-    assert set(map(id, modules_of(one(NET)).values())) == {id(NET), id(first)}
+    assert set(map(id, modules_among(read_by(one(NET))).values())) == {id(NET), id(first)}
 
 
 def test_steps_of_a_trainer_and_of_a_scheduler_are_put_back() -> None:
@@ -273,7 +273,7 @@ def test_objects_that_have_nothing_to_do_with_the_step_do_not_stop_it() -> None:
 
     with unchanged(read_by(step).values()):
         step(torch.ones(1, 2))
-    assert list(modules_of(step).values()) == [NET]
+    assert list(modules_among(read_by(step)).values()) == [NET]
 
 
 def test_all_is_put_back_where_one_thing_cannot_be() -> None:

@@ -19,7 +19,7 @@ import ort_dynamo
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.passes.rewrites import Rewrite, watched_rewrites
 from ort_dynamo.passes.running import run_passes
-from ort_dynamo.program.read_objects import modules_of
+from ort_dynamo.program.read_objects import modules_among, read_by
 from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, released, untouched
 from ort_dynamo.verification.find_rewrite import find_rewrite
 from ort_dynamo.verification.record import GraphRun
@@ -159,7 +159,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Callable[..., torch.Tensor], tuple[torch.
 def test_no_right_pass_is_blamed(name: str, half: bool, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     program, inputs = PROGRAMS[name]()
-    step = Step(inputs, modules=modules_of(program))
+    step = Step(inputs, modules=modules_among(read_by(program)))
     with (
         torch.autocast("cpu", torch.bfloat16, enabled=half),
         untouched(),

@@ -187,6 +187,15 @@ def test_a_step_that_does_not_repeat_itself_is_refused() -> None:
         ort_dynamo.verify(step, torch.randn(4))
 
 
+def test_a_lazy_module_that_is_compiled_in_place_stays_compiled() -> None:
+    model = nn.LazyLinear(4)
+    model.compile(backend="ort_train")
+    compiled = model._compiled_call_impl
+    assert compiled is not None
+    assert ort_dynamo.verify(model, torch.randn(2, 3)).ok
+    assert model._compiled_call_impl is compiled
+
+
 def test_another_choice_hides_no_trace_that_differs(tmp_path: Path) -> None:
     ort_dynamo.register_lowering(aten.argmax.default, replace=True)(last_of_equals)
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ort_dynamo import register_lowering, verify
-from ort_dynamo.program.read_objects import modules_of
+from ort_dynamo.program.read_objects import modules_among, read_by
 from ort_dynamo.verification.step import Step
 
 
@@ -154,10 +154,10 @@ def test_the_modules_that_a_function_reads_are_found() -> None:
     def loss(x: torch.Tensor) -> Any:
         return MODEL(x) + inner(x)
 
-    assert modules_of(loss) == {"MODEL": MODEL, "inner": inner}
-    assert modules_of(MODEL) == {"": MODEL}
-    assert modules_of(MODEL.forward) == {"": MODEL}
-    assert modules_of(torch.sin) == {}
+    assert modules_among(read_by(loss)) == {"MODEL": MODEL, "inner": inner}
+    assert modules_among(read_by(MODEL)) == {"": MODEL}
+    assert modules_among(read_by(MODEL.forward)) == {"": MODEL}
+    assert modules_among(read_by(torch.sin)) == {}
 
 
 class Cache:

@@ -11,9 +11,9 @@ from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.torch_internals.kernels.operators import aten
 from ort_dynamo.torch_internals.sizes.symbols import known_true
 
-__all__ = ["BY_PLACE", "counted_from_storage", "reads_by_place"]
+__all__ = ["counted_from_storage", "reads_by_place"]
 
-BY_PLACE = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
+_BY_PLACE = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
 """Operators that count from the beginning of the first argument's storage, wherever that tensor begins in it."""
 
 _SCATTERS = (
@@ -27,7 +27,7 @@ _SCATTERS = (
 
 def reads_by_place(graph: Graph) -> bool:
     """Check whether an operator of a graph depends on where its argument begins in its storage, as as_strided does."""
-    return any(graph.find_nodes(op="call_function", target=target) for target in BY_PLACE)
+    return any(graph.find_nodes(op="call_function", target=target) for target in _BY_PLACE)
 
 
 def counted_from_storage(graph: Graph) -> dict[str, str]:
@@ -37,7 +37,7 @@ def counted_from_storage(graph: Graph) -> dict[str, str]:
     inside its storage, and the writes before it.
     """
     found: dict[str, str] = {}
-    for target in BY_PLACE:
+    for target in _BY_PLACE:
         for node in graph.find_nodes(op="call_function", target=target):
             written: list[Node] = []
             base: Any = node.args[0]

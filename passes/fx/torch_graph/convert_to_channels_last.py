@@ -144,7 +144,8 @@ class _Layout:
         """Make a copy in contiguous order an alias, where its source is contiguous now and no caller can tell."""
         (source,) = node.all_input_nodes
         graph, fake = self._gm.graph, source.meta["val"]
-        moves = fake.storage_offset() != node.meta["val"].storage_offset() and reads_by_place(graph)
+        begins = fake.storage_offset() == node.meta["val"].storage_offset()
+        moves = not known_true(begins) and reads_by_place(graph)
         if _is_contiguous(fake) and not moves and AliasSets(graph).may_merge(node, source):
             node.target, node.args, node.kwargs = aten.alias.default, (source,), {}
             propagate([node])

@@ -21,7 +21,7 @@ BOUND_TO_TORCH = re.compile(r"torch|triton|setuptools|nvidia-.*|cuda-.*")
 
 # Every stage and every place where another package is met, in about a minute on two cores.
 SAMPLE = (
-    "tests/cache/test_graph_key.py",
+    "tests/graph/test_graph_key.py",
     "tests/cache/test_memory.py",
     "tests/capture/test_input_writes.py",
     "tests/capture/test_random_numbers.py",

@@ -15,6 +15,7 @@ from ort_dynamo.backend import compile_recorded, compile_step, ort_train
 from ort_dynamo.capture.whole_graphs import capture_gradients, capture_whole
 from ort_dynamo.graph.dtypes import onnx_dtype, onnx_tensor
 from ort_dynamo.graph.marks import OBSERVERS
+from ort_dynamo.graph.model_files import write_bytes, write_model
 from ort_dynamo.lowering.registry import named_lowering
 from ort_dynamo.options.groups import Options, PassOptions, make_options, parse_options
 from ort_dynamo.options.json_file import read_json
@@ -28,7 +29,6 @@ from ort_dynamo.runtime.boxed import RunWatch
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
 from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.runtime.observe.model_file import optimized_model, run_model
-from ort_dynamo.saving.files import write_bytes, write_model
 from ort_dynamo.saving.one_model import join_models
 from ort_dynamo.saving.program import Program, read_program
 from ort_dynamo.saving.whole_graph import at_opset, export_graph

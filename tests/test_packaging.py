@@ -215,3 +215,18 @@ def test_folders_stay_small() -> None:
     counts = Counter(str(file.parent.relative_to(ROOT)) for file in _sources("ort_dynamo", "passes", "tests"))
     full = {folder: n for folder, n in counts.items() if n > 20}
     assert not full, f"past 20 files a folder wants to be two: {full}"
+
+
+def test_few_folders_import_each_other() -> None:
+    """Modules beside the folders, such as the errors, do not count."""
+    folders = {init.parent.name for init in (ROOT / "ort_dynamo").glob("*/__init__.py")}
+    found = {
+        (file.relative_to(ROOT).as_posix().removeprefix("ort_dynamo/").split("/")[0], name.split(".")[1])
+        for file in _sources("ort_dynamo", "passes")
+        for name in _imports(file)
+        if name.startswith("ort_dynamo.")
+    }
+    imports = {(a, b) for a, b in found if {a, b} <= folders and a != b}
+    assert {"passes", "runtime", "training"} <= folders
+    assert {("lowering", "graph"), ("passes", "graph")} <= imports
+    assert len(imports) <= 110, f"{len(imports)} imports between {len(folders)} folders"

@@ -21,10 +21,10 @@ from typing import TypeVar
 
 from ort_dynamo.cache.entry import Entry, EntryError, pack, read_entry
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
-from ort_dynamo.cache.graph_key import GraphKey
 from ort_dynamo.cache.source_code import source_digest
 from ort_dynamo.errors import SessionError
 from ort_dynamo.graph.build import BuildSpec, BuiltGraph
+from ort_dynamo.graph.graph_key import GraphKey
 from ort_dynamo.options.cache_location import cache_location, traces_are_cached
 from ort_dynamo.options.groups import CacheOptions
 from ort_dynamo.torch_internals.artifacts import record_artifact, register_artifacts

@@ -8,27 +8,25 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 from torch.fx import GraphModule
 
 from ort_dynamo.cache.disk import DiskCache, Miss, disk_key
-from ort_dynamo.cache.graph_key import GraphKey, graph_key
 from ort_dynamo.cache.kernel_files import kernel_files
 from ort_dynamo.cache.memory import MemoryCache
-from ort_dynamo.graph.build import BuildSpec, BuildStage, BuiltGraph
+from ort_dynamo.graph.build import BuildSpec, BuildStage, BuiltGraph, Source
+from ort_dynamo.graph.graph_key import GraphKey, graph_key
 from ort_dynamo.graph.source_line import covered_modules, describe
 from ort_dynamo.lowering.build_island import build_island
 from ort_dynamo.program.progress import stage
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.installed.capabilities import runtime_facts
 
-__all__ = ["CACHE", "OpenedIsland", "Source", "open_island"]
+__all__ = ["CACHE", "OpenedIsland", "open_island"]
 
 CACHE: MemoryCache[CompiledGraph] = MemoryCache(size=attrgetter("built.nbytes"), keep=attrgetter("built.keyable"))
 """The compiled graphs of this process, by graph key."""
-
-Source = Literal["memory", "disk", "built"]
 
 _log = logging.getLogger(__name__)  # TORCH_LOGS=+ort_dynamo shows it
 _SOURCES: Mapping[Source, str] = {"memory": "found in memory", "disk": "read from the cache", "built": "compiled"}

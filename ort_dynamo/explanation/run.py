@@ -23,10 +23,10 @@ from ort_dynamo.explanation.notes import earlier_recompiles, function_name
 from ort_dynamo.explanation.step_calls import StepCalls
 from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.options.groups import Options, parse_options
+from ort_dynamo.program.asked_settings import asked_settings
 from ort_dynamo.program.program_state import State, unchanged
 from ort_dynamo.program.progress import clocked, showing
 from ort_dynamo.program.read_objects import read_by
-from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.report.record import RECORDS
 from ort_dynamo.report.summary import summarize
 from ort_dynamo.torch_internals.aot import metadata

@@ -12,8 +12,8 @@ from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.notes import function_name
 from ort_dynamo.explanation.step_calls import StepCalls
 from ort_dynamo.options.cache_location import cache_location
+from ort_dynamo.program.asked_settings import BACKEND
 from ort_dynamo.program.progress import clocked
-from ort_dynamo.report.record import BACKEND
 from ort_dynamo.report.summary import summarize
 from ort_dynamo.torch_internals.tracing.frames import frames, untraced_modules
 

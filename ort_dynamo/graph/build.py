@@ -17,7 +17,10 @@ from ort_dynamo.graph.fused_op import FusedOp
 from ort_dynamo.options.groups import DumpOptions, SessionSettings
 from ort_dynamo.targets.target import Target
 
-__all__ = ["BuildRecord", "BuildSpec", "BuildStage", "BuiltGraph", "PassRecord", "built_of", "spell_pass"]
+__all__ = ["BuildRecord", "BuildSpec", "BuildStage", "BuiltGraph", "PassRecord", "Source", "built_of", "spell_pass"]
+
+Source = Literal["memory", "disk", "built"]
+"""Where an island comes from: one with the same graph key in this process, a stored one, or a build."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ import platform
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ort_dynamo.cache.graph_key import graph_key
 from ort_dynamo.compilation.events import GraphCompilation, Listener
 from ort_dynamo.errors import RanksDisagreeError
+from ort_dynamo.graph.graph_key import graph_key
 from ort_dynamo.options.groups import DumpOptions, SegmentOptions, SessionOptions
 from ort_dynamo.torch_internals.process_group import GroupStore, group_store
 

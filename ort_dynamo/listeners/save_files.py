@@ -18,10 +18,10 @@ from ort_dynamo.compilation.events import GraphCompilation, Listener
 from ort_dynamo.errors import UnwritableFolderError
 from ort_dynamo.graph.build import BuildStage
 from ort_dynamo.graph.marks import WRITTEN_FOR
+from ort_dynamo.graph.model_files import write_json
 from ort_dynamo.options.groups import DumpOptions
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
 from ort_dynamo.saving.describe_graph import describe_graph
-from ort_dynamo.saving.files import write_json
 from ort_dynamo.saving.island import IslandFiles
 from ort_dynamo.saving.program import name_nodes, read_program
 

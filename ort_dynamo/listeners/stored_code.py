@@ -19,11 +19,12 @@ from torch.fx import GraphModule
 
 from ort_dynamo.cache.disk import DiskCache, context_key, disk_cache, disk_key
 from ort_dynamo.cache.entry import Entry
-from ort_dynamo.cache.graph_key import GraphKey
 from ort_dynamo.cache.kernel_files import kernel_files
-from ort_dynamo.cache.open_island import CACHE, Source
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.compilation.cut import PartitionRecord
 from ort_dynamo.compilation.events import BoxedRun
+from ort_dynamo.graph.build import Source
+from ort_dynamo.graph.graph_key import GraphKey
 from ort_dynamo.graph.node_origins import NodeOrigins
 from ort_dynamo.graph.serialized_graph import SerializedGraph, spelled
 from ort_dynamo.options.groups import CacheOptions, SessionSettings

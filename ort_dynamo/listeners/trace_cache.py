@@ -11,10 +11,10 @@ import torch
 from torch.fx import GraphModule
 
 from ort_dynamo.cache.disk import DiskCache, context_key, keeps_traces
-from ort_dynamo.cache.function_key import NotKeyableError, spell_function
 from ort_dynamo.cache.open_island import OpenedIsland
 from ort_dynamo.compilation.events import BoxedRun, GraphCompilation, Listener
 from ort_dynamo.graph.build import BuildSpec, spell_pass
+from ort_dynamo.graph.function_key import NotKeyableError, spell_function
 from ort_dynamo.listeners.stored_code import LOADING, IslandPlace, Loading, StoredCode
 from ort_dynamo.lowering.registry import has_outside_lowerings
 from ort_dynamo.options.groups import CacheOptions, DumpOptions, Options

@@ -7,11 +7,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
+from ort_dynamo.program.asked_settings import BACKEND
 from ort_dynamo.program.progress import is_shown
 from ort_dynamo.report.node_counts import BY_CHOICE, BY_DESIGN, FALLBACK, NodeCounts, by_reason, spoken
 from ort_dynamo.report.notes import note
 from ort_dynamo.report.reasons import in_a_line, is_recurrent, limit_reason
-from ort_dynamo.report.record import BACKEND, RECORDS, GraphRecord
+from ort_dynamo.report.record import RECORDS, GraphRecord
 from ort_dynamo.segment.segment import EagerNode
 from ort_dynamo.torch_internals.tracing.dynamo import counters
 from ort_dynamo.torch_internals.tracing.frames import Frame

@@ -9,16 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ort_dynamo.cache.open_island import Source
 from ort_dynamo.compilation.cut import PartitionRecord
-from ort_dynamo.graph.build import BuildRecord, PassRecord
+from ort_dynamo.graph.build import BuildRecord, PassRecord, Source
 from ort_dynamo.graph.source_line import Owner
 from ort_dynamo.segment.segment import EagerNode
 
-__all__ = ["BACKEND", "RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord"]
-
-BACKEND = "ort_dynamo.backend"
-"""The module of the backend's function, which identifies our compiles in Dynamo's records."""
+__all__ = ["RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord"]
 
 
 @dataclass(frozen=True)

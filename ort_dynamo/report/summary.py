@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from ort_dynamo.program.asked_settings import BACKEND
 from ort_dynamo.report.by_module import Model, ModuleNodes, by_module, module_lines
 from ort_dynamo.report.node_counts import BY_DESIGN, PLACE, EagerNodes, NodeCounts, section, spoken
 from ort_dynamo.report.notes import FunctionNote, at_limit, break_note, given_up, grouped, handed_over, note, repeated
 from ort_dynamo.report.reasons import mismatch, rule
-from ort_dynamo.report.record import BACKEND, RECORDS, CompileRecord
+from ort_dynamo.report.record import RECORDS, CompileRecord
 from ort_dynamo.torch_internals.tracing.frames import Frame, UntracedModule, by_function, frames, untraced_modules
 
 __all__ = [

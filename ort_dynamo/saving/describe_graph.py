@@ -16,9 +16,9 @@ from torch.fx import Node
 
 from ort_dynamo.graph.boundary import ValueSpec
 from ort_dynamo.graph.marks import READABLE, WRITTEN_FOR
+from ort_dynamo.graph.model_files import write_bytes
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.runtime.boxed import Island
-from ort_dynamo.saving.files import write_bytes
 from ort_dynamo.saving.island import names_in_file, paths
 from ort_dynamo.segment.segment import Segmented
 from ort_dynamo.torch_internals.kernels.dispatcher import real_kernels

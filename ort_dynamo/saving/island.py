@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from ort_dynamo.graph.build import BuildStage
 from ort_dynamo.graph.marks import WRITTEN_FOR
-from ort_dynamo.saving.files import write_model
+from ort_dynamo.graph.model_files import write_model
 from ort_dynamo.saving.readable_names import makers, readable
 
 __all__ = ["IslandFiles", "NamesInFile", "names_in_file", "paths"]

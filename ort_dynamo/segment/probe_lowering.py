@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch.fx import Node
 
-from ort_dynamo.cache.graph_key import spell_node
+from ort_dynamo.graph.graph_key import spell_node
 from ort_dynamo.lowering.translate import refusal
 from ort_dynamo.passes.onnx.fuse_kernels import lacks_kernel
 from ort_dynamo.targets.target import Target

@@ -14,13 +14,13 @@ import torch
 
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.graph.node_origins import NodeOrigin
-from ort_dynamo.passes.fx.analysis.views import VIEWS
 from ort_dynamo.runtime.boxed import RunWatch
 from ort_dynamo.runtime.observe.observed_run import ObservedGraph, Show
 from ort_dynamo.statistics.run import RunStatistics
 from ort_dynamo.statistics.summarize import Numbers, count_abnormal, summarize
 from ort_dynamo.statistics.values import INPUT, ValueStatistics
 from ort_dynamo.torch_internals.autograd import in_backward
+from ort_dynamo.torch_internals.kernels.view_operators import VIEWS
 
 __all__ = ["CollectedStatistics", "collect_statistics"]
 

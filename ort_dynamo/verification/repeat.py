@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.saving.files import write_bytes, write_model
+from ort_dynamo.graph.model_files import write_bytes, write_model
 from ort_dynamo.verification.models import LoweredIsland
 from ort_dynamo.verification.own_lowering import UnwritableError, registration, spelled_constant
 

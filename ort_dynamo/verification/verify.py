@@ -18,10 +18,10 @@ from ort_dynamo.compilation.compiler import Compilation
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.passes.rewrites import Rewrite, watched_rewrites
+from ort_dynamo.program.asked_settings import asked_settings
 from ort_dynamo.program.containers import content_of, put_back
 from ort_dynamo.program.program_state import knows_shapes, modules_inside
 from ort_dynamo.program.read_objects import modules_among, read_by
-from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
 from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, released, untouched
 from ort_dynamo.torch_internals.tracing.frames import generated_function, uncompiled

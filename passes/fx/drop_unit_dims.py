@@ -10,8 +10,8 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.fake_values import propagate
 from ort_dynamo.passes.fx.analysis.saved_tensors import tagged_alike
-from ort_dynamo.passes.fx.analysis.views import REARRANGEMENTS
 from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.kernels.view_operators import REARRANGEMENTS
 from ort_dynamo.torch_internals.sizes.symbols import given_expression
 
 __all__ = ["DropUnitDims"]

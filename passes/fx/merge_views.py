@@ -13,9 +13,9 @@ from ort_dynamo.passes.fx.analysis.aliases import seen_by_outputs
 from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_tensor, tagged_alike
 from ort_dynamo.passes.fx.analysis.storage import storage_of
-from ort_dynamo.passes.fx.analysis.views import ALIASES, RESHAPES, VIEWS
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernels.promotion import is_contiguous
+from ort_dynamo.torch_internals.kernels.view_operators import ALIASES, RESHAPES, VIEWS
 from ort_dynamo.torch_internals.sizes.symbols import given_expression
 
 __all__ = ["MergeViews"]

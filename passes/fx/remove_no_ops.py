@@ -10,8 +10,8 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from ort_dynamo.passes.fx.analysis.aliases import AliasSets, seen_by_outputs
 from ort_dynamo.passes.fx.analysis.storage import are_laid_out_alike
 from ort_dynamo.passes.fx.analysis.storage_places import reads_by_place
-from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.kernels.view_operators import ALIASES
 
 __all__ = ["RemoveNoOps"]
 

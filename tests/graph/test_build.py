@@ -14,9 +14,9 @@ from onnx_ir.passes import InPlacePass, PassResult
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.cache.graph_key import graph_key
 from ort_dynamo.compilation.compiler import build_spec
 from ort_dynamo.graph.build import BuildSpec, spell_pass
+from ort_dynamo.graph.graph_key import graph_key
 from ort_dynamo.lowering.build_island import build_island
 from ort_dynamo.options.groups import DumpOptions, Options, SessionSettings
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts

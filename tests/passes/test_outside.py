@@ -17,8 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 import ort_dynamo
-from ort_dynamo.cache.graph_key import graph_key
 from ort_dynamo.cache.open_island import CACHE
+from ort_dynamo.graph.graph_key import graph_key
 from ort_dynamo.passes import outside
 from ort_dynamo.passes.outside import outside_functions
 from ort_dynamo.report.record import RECORDS

@@ -18,7 +18,7 @@ from numpy_glue import run_graph
 from torch import Tensor, nn
 
 from ort_dynamo.cache import open_island
-from ort_dynamo.saving.files import write_model
+from ort_dynamo.graph.model_files import write_model
 
 
 def saved(function: Callable[..., Any], folder: Path, *args: Any, **kwargs: Any) -> Any:

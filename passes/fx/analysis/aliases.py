@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from ort_dynamo.passes.fx.analysis.views import MULTI_VIEWS, VIEWS
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, namespace, present, schema_of
+from ort_dynamo.torch_internals.kernels.view_operators import MULTI_VIEWS, VIEWS
 
 __all__ = ["AliasSets", "aliased_inputs", "returned_views", "seen_by_outputs"]
 

@@ -13,7 +13,6 @@ from typing import Any, TypeGuard
 import torch
 from torch.fx import Graph, Node
 
-from ort_dynamo.passes.fx.analysis.views import VIEWS
 from ort_dynamo.torch_internals.kernels.iterator_strides import (
     Layout,
     contiguous_strides,
@@ -28,6 +27,7 @@ from ort_dynamo.torch_internals.kernels.kernel_layouts import (
     follows_layout,
 )
 from ort_dynamo.torch_internals.kernels.operators import aten, present, schema_of
+from ort_dynamo.torch_internals.kernels.view_operators import VIEWS
 
 __all__ = ["has_dimension_of_one", "returned_strides"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.kernels.view_operators import ALIASES
 
 __all__ = ["STATISTICS", "gradients_reading", "normalizes"]
 

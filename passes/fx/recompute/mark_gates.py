@@ -8,8 +8,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.graph.marks import GATE
-from ort_dynamo.passes.fx.analysis.views import VIEWS
 from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.kernels.view_operators import VIEWS
 
 __all__ = ["MarkGates"]
 

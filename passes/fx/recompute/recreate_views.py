@@ -11,8 +11,8 @@ from ort_dynamo.graph.marks import HALF
 from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, is_number, must_recompute
 from ort_dynamo.passes.fx.analysis.storage import storage_of
-from ort_dynamo.passes.fx.analysis.views import REARRANGEMENTS
 from ort_dynamo.passes.ordering import Condition, ordering
+from ort_dynamo.torch_internals.kernels.view_operators import REARRANGEMENTS
 
 __all__ = ["RecreateViews"]
 

@@ -18,7 +18,6 @@ from ort_dynamo.passes.fx.analysis.aliases import AliasSets
 from ort_dynamo.passes.fx.analysis.fake_values import propagate
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
 from ort_dynamo.passes.fx.analysis.storage_places import reads_by_place
-from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
     CONVOLUTIONS,
     convolution_weight,
@@ -29,6 +28,7 @@ from ort_dynamo.passes.fx.torch_graph.mark_chosen import KEPT, add_chosen
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernels.kernel_layouts import IMAGE_OPERATORS, convolves_in_onednn, follows_layout
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_pointwise
+from ort_dynamo.torch_internals.kernels.view_operators import ALIASES
 from ort_dynamo.torch_internals.sizes.symbols import known_true
 
 __all__ = ["ConvertToChannelsLast"]

@@ -10,9 +10,9 @@ from torch.fx import Graph, Node
 from ort_dynamo.graph.boundary import has_strides, inverse, physical_order
 from ort_dynamo.graph.marks import HALF
 from ort_dynamo.passes.fx.analysis.fake_values import add_call, propagate
-from ort_dynamo.passes.fx.analysis.views import RESHAPES
 from ort_dynamo.passes.fx.torch_graph.images import VIEWS, channels_last, origin
 from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.kernels.view_operators import RESHAPES
 
 __all__ = ["ImageNodes"]
 

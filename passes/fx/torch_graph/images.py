@@ -9,11 +9,11 @@ from torch.fx import Node
 
 from ort_dynamo.graph.boundary import has_strides, inverse
 from ort_dynamo.graph.marks import CHANNELS_LAST
-from ort_dynamo.passes.fx.analysis.views import ALIASES, RESHAPES
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import KEPT
 from ort_dynamo.torch_internals.kernels.kernel_layouts import CONVOLUTIONS
 from ort_dynamo.torch_internals.kernels.operators import aten
 from ort_dynamo.torch_internals.kernels.precision import convolves_in_tf32
+from ort_dynamo.torch_internals.kernels.view_operators import ALIASES, RESHAPES
 
 __all__ = [
     "CAST_ARGUMENTS",

@@ -8,9 +8,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
-from ort_dynamo.passes.fx.analysis.views import RESHAPES, is_given_by_island
+from ort_dynamo.passes.fx.analysis.views import is_given_by_island
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten
+from ort_dynamo.torch_internals.kernels.view_operators import RESHAPES
 
 __all__ = ["ReshapeViews"]
 

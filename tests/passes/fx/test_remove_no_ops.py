@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.fx.analysis.storage import storages_of
-from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.passes.fx.remove_no_ops import RemoveNoOps
+from ort_dynamo.torch_internals.kernels.view_operators import ALIASES
 
 X = torch.ones(2, 3)
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.cache.graph_key import GraphKey, graph_key
+from ort_dynamo.graph.graph_key import GraphKey, graph_key
 from ort_dynamo.options.groups import SessionOptions
 
 X, Y = torch.ones(2, 3), torch.ones(2, 3)  # two tensors: tracing one tensor twice would make one input
@@ -78,7 +78,7 @@ def test_keys_are_the_same_in_every_process() -> None:
 
     program = (
         "import torch; from torch.fx.experimental.proxy_tensor import make_fx\n"
-        "from ort_dynamo.cache.graph_key import graph_key\n"
+        "from ort_dynamo.graph.graph_key import graph_key\n"
         "print(graph_key(make_fx(lambda a, b: a - b, tracing_mode='fake')(torch.ones(2, 3), torch.ones(2, 3))))"
     )
     outputs = {

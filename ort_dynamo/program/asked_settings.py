@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ort_dynamo.errors import InvalidArgumentError
-from ort_dynamo.report.record import BACKEND
 from ort_dynamo.torch_internals.tracing.frames import compile_settings
 
-__all__ = ["Asked", "asked_settings"]
+__all__ = ["BACKEND", "Asked", "asked_settings"]
+
+BACKEND = "ort_dynamo.backend"
+"""The module of the backend's function, which identifies our compiles in Dynamo's records."""
 
 
 class Asked(NamedTuple):

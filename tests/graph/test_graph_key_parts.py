@@ -16,8 +16,8 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._sympy.functions import CleanDiv, FloorDiv
 
-from ort_dynamo.cache import graph_key as graph_keys
-from ort_dynamo.cache.graph_key import GraphKey, graph_key
+from ort_dynamo.graph import graph_key as graph_keys
+from ort_dynamo.graph.graph_key import GraphKey, graph_key
 from ort_dynamo.graph.marks import GATE, IGNORES_NAN
 from ort_dynamo.torch_internals.sizes.size_guards import SIZE_FACTS, Fact
 

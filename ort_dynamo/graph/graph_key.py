@@ -21,8 +21,8 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.cache.function_key import NotKeyableError, spell_function
 from ort_dynamo.graph.boundary import input_spec, output_spec
+from ort_dynamo.graph.function_key import NotKeyableError, spell_function
 from ort_dynamo.graph.marks import GATE, IGNORES_NAN
 from ort_dynamo.torch_internals.kernels.operators import HigherOrderOperator, OpOverload
 from ort_dynamo.torch_internals.sizes.size_guards import SIZE_FACTS, Fact

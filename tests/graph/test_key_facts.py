@@ -17,9 +17,9 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ort_dynamo.backend  # noqa: F401  # registers the backend
-from ort_dynamo.cache.graph_key import graph_key
 from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.errors import IntegerDivisionByZeroError
+from ort_dynamo.graph.graph_key import graph_key
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.runtime.installed.providers import find_target
 from ort_dynamo.segment.segment import segment

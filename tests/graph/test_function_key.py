@@ -18,7 +18,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from ort_dynamo.cache.function_key import NotKeyableError, spell_function
+from ort_dynamo.graph.function_key import NotKeyableError, spell_function
 
 
 def define(source: str, **names: Any) -> Callable[..., Any]:

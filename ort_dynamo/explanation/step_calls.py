@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -19,7 +19,8 @@ __all__ = ["StepCalls"]
 class StepCalls:
     """The calls of graphs, step by step.
 
-    A step ends at the first call of a forward after a backward, or after all that the step has saved is freed.
+    A step ends at the first call of a forward after a backward, or after all that the step has saved is freed. A call
+    whose saved memory lives on, since a second backward needs it, belongs to the next step as well.
 
     A call saves the memory that no earlier call of its step saves and that the step has not been given, as parameters
     and inputs are.
@@ -27,7 +28,10 @@ class StepCalls:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._begin()
+        self._calls: list[_Saved] = []
+        self._without: set[int] = set()
+        self._made: dict[int, StorageWeakRef] = {}
+        self._has_backward = False
         self._largest: list[tuple[Any, int]] = []
 
     def largest(self, owners: Sequence[Any]) -> tuple[Call, ...]:
@@ -38,7 +42,7 @@ class StepCalls:
         """
         indices = {id(one): index for index, one in enumerate(owners)}
         with self._lock:
-            calls = max(self._largest, self._calls, key=_size)
+            calls = max(self._largest, self._sizes(), key=_size)
             return tuple(Call(indices[id(owner)], saved) for owner, saved in calls if id(owner) in indices)
 
     def watched(self, owner: Any, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:
@@ -65,35 +69,53 @@ class StepCalls:
         counted._boxed_call = True  # type: ignore[attr-defined]
         return counted
 
+    def _sizes(self) -> list[tuple[Any, int]]:
+        return [(one.owner, sum(nbytes for _, nbytes in one.storages.values())) for one in self._calls]
+
     def _begin(self) -> None:
-        self._calls: list[tuple[Any, int]] = []
-        self._without: set[int] = set()
-        self._made: dict[int, StorageWeakRef] = {}
-        self._kept: dict[int, StorageWeakRef] = {}
+        self._largest = max(self._largest, self._sizes(), key=_size)
+        alive = [_Saved(call.owner, _alive(call.storages)) for call in self._calls]
+        self._calls = [call for call in alive if call.storages]
+        self._without = set()
+        self._made = {place: storage for place, storage in self._made.items() if _is_alive(storage)}
         self._has_backward = False
 
     def _note(self, owner: Any, inputs: Sequence[int], results: Sequence[Any], saved: Sequence[Any]) -> None:
         with self._lock:
-            if self._has_backward or (self._kept and not any(map(_is_alive, self._kept.values()))):
-                self._largest = max(self._largest, self._calls, key=_size)
+            kept = {place for call in self._calls for place in _alive(call.storages)}
+            if self._has_backward or (not kept and any(call.storages for call in self._calls)):
                 self._begin()
             if not saved:
                 if id(owner) in self._without:
                     return  # a program without gradients has one step without an end
                 self._without.add(id(owner))
-            nbytes = 0
             from_outside = {one for one in inputs if not _is_alive(self._made.get(one))}
+            new = _Saved(owner, {})
             for one in filter(_has_storage, saved):
                 storage = one.untyped_storage()
-                place = storage.data_ptr()
-                if place not in from_outside and not _is_alive(self._kept.get(place)):
-                    self._kept[place] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-                    nbytes += storage.nbytes()
+                if storage.data_ptr() not in from_outside | kept:
+                    new.storages[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
             for one in filter(_has_storage, results):
                 storage = one.untyped_storage()
                 if storage.data_ptr() not in from_outside:
                     self._made[storage.data_ptr()] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-            self._calls.append((owner, nbytes))
+            self._calls.append(new)
+
+
+class _Saved(NamedTuple):
+    """One call.
+
+    Attributes:
+        owner: of its graph.
+        storages: address -> the storage that it saves, and its bytes.
+    """
+
+    owner: Any
+    storages: dict[int, tuple[StorageWeakRef, int]]
+
+
+def _alive(storages: Mapping[int, tuple[StorageWeakRef, int]]) -> dict[int, tuple[StorageWeakRef, int]]:
+    return {place: one for place, one in storages.items() if _is_alive(one[0])}
 
 
 def _size(calls: Sequence[tuple[Any, int]]) -> tuple[int, int]:

@@ -339,6 +339,26 @@ def test_a_graph_without_gradients_counts_once() -> None:
     assert found.peak > 0
 
 
+@pytest.mark.parametrize("retains", [False, True])
+def test_memory_that_a_second_backward_needs_counts_in_the_next_step(retains: bool) -> None:
+    made, judge = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    x = torch.randn(16, 8)
+
+    def step(x: torch.Tensor) -> None:
+        fake = made(x)
+        torch._dynamo.graph_break()
+        if retains:
+            fake.sum().backward(retain_graph=True)
+        else:
+            judge(fake.detach()).sum().backward()
+        torch._dynamo.graph_break()
+        judge(fake).sum().backward()
+
+    found = explain(step, x)
+    result = 16 * 8 * 4  # what tanh saves; the input of the judge is the same memory as the result of the other
+    assert [one.saved for one in found.calls] == [result, result]
+
+
 def test_arguments_of_a_compile_may_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning puts a function in place of torch.compile, and copies its arguments."""
     compile_ = torch.compile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, cast
@@ -33,7 +34,13 @@ class Symbolic(Protocol):
 
 
 _HALF = (torch.float16, torch.bfloat16)
+_NARROW = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.float16)
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _largest(dtype: torch.dtype) -> float:
+    """Return the largest number of a floating dtype; `constant` knows the ranges of integers, some of which wrap."""
+    return torch.finfo(dtype).max if dtype.is_floating_point else math.inf
 
 
 def is_empty(sizes: Iterable[Size]) -> bool:
@@ -131,6 +138,25 @@ class LoweringContext:
         if isinstance(number, torch.SymBool):
             raise UnsupportedNodeError("an argument is a symbolic bool")
         return self.constant(cast(float, number), dtype)
+
+    def element(self, number: bool | int | float | Symbolic, dtype: torch.dtype) -> ir.Value:
+        """Return a 0-d value of a scalar that becomes an element of the result, or that bounds its elements.
+
+        Args:
+            number: the scalar, which may be symbolic.
+            dtype: the dtype of the value, in which the node is computed.
+
+        Raises:
+            UnsupportedNodeError: the result's dtype does not hold the number, or may not hold a symbolic one. Torch's
+                kernels check that.
+        """
+        out = self.out.dtype
+        if isinstance(number, (torch.SymInt, torch.SymFloat)):
+            if out in _NARROW:
+                raise UnsupportedNodeError(f"torch checks whether {out} holds a symbolic number")
+        elif isinstance(number, (int, float)) and math.isfinite(number) and abs(number) > _largest(out):
+            raise UnsupportedNodeError(f"the number {number} is out of the range of {out}")
+        return self.scalar(number, dtype)
 
     def shape(self, sizes: Sequence[Size]) -> ir.Value:
         """Return a 1-D int64 value of sizes, some of which may be symbolic."""

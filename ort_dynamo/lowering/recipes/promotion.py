@@ -46,7 +46,8 @@ def promote(
 def rounded(number: Number, dtype: torch.dtype) -> Number:
     """Round the scalar `number` to float16 or bfloat16; for other dtypes, return it unchanged."""
     if dtype in (torch.float16, torch.bfloat16) and isinstance(number, (int, float)):
-        return float(np.asarray(number, onnx_dtype(dtype).numpy()))
+        with np.errstate(over="ignore"):
+            return float(np.asarray(number, onnx_dtype(dtype).numpy()))
     return number
 
 

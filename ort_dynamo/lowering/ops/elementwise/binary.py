@@ -100,6 +100,8 @@ def pow_scalar(ctx: LoweringContext, self: ir.Value, exponent: Number) -> ir.Val
         if 1 <= whole <= (3 if dtype.is_floating_point else 64):
             return ctx.cast(_product(ctx, x, whole), ctx.out.dtype)
     if not dtype.is_floating_point:
+        if isinstance(exponent, torch.SymInt):
+            raise ctx.refuse("torch checks whether a symbolic exponent of integers is negative")
         if isinstance(exponent, int) and exponent < 0:
             raise ctx.refuse(f"torch does not raise integers to the power {exponent}")  # torch raises
         return ctx.cast(integer_power(ctx, x, power, dtype), ctx.out.dtype)

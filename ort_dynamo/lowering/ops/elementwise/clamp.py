@@ -18,6 +18,10 @@ def clamp(ctx: LoweringContext, self: ir.Value, min: Number | None = None, max: 
     """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
     bounds = [bound for bound in (min, max) if bound is not None]
     (x, *_), dtype = promote(ctx, self, *bounds)
+    if ctx.out.dtype == torch.uint8 and any(isinstance(bound, int) and bound < 0 for bound in bounds):
+        raise ctx.refuse(
+            "a negative bound of uint8"
+        )  # torch 2.15 does not bound by it, and older releases do by 256 more
     if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         result = ctx.op.Expand(ctx.constant(math.nan, dtype), ctx.shape(ctx.out.shape))
     else:
@@ -25,7 +29,7 @@ def clamp(ctx: LoweringContext, self: ir.Value, min: Number | None = None, max: 
         infinite = math.inf if dtype.is_floating_point else None
         low = infinite and -infinite if min is None else min
         high = infinite if max is None else max
-        result = ctx.op.Clip(x, *(None if bound is None else ctx.scalar(bound, dtype) for bound in (low, high)))
+        result = ctx.op.Clip(x, *(None if bound is None else ctx.element(bound, dtype) for bound in (low, high)))
     return ctx.cast(result, ctx.out.dtype)
 
 

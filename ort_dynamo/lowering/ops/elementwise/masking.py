@@ -29,7 +29,7 @@ def where(ctx: LoweringContext, condition: ir.Value, self: ir.Value, other: ir.V
 def masked_fill(ctx: LoweringContext, self: ir.Value, mask: ir.Value, value: ir.Value | Number) -> ir.Value:
     """masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor"""
     dtype = ctx.out.dtype
-    filler = ctx.cast(value, dtype) if isinstance(value, ir.Value) else ctx.scalar(value, dtype)
+    filler = ctx.cast(value, dtype) if isinstance(value, ir.Value) else ctx.element(value, dtype)
     return ctx.op.Where(ctx.cast(mask, torch.bool), filler, self)
 
 

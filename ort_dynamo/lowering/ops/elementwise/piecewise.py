@@ -44,7 +44,7 @@ def threshold(ctx: LoweringContext, self: ir.Value, threshold: Number, value: Nu
     if ctx.out.dtype == torch.bool:
         raise ctx.refuse("bools")  # torch has no kernel for them
     (x,), dtype = promote(ctx, self)
-    limit, filler = ctx.scalar(threshold, dtype), ctx.scalar(value, dtype)
+    limit, filler = ctx.element(threshold, dtype), ctx.element(value, dtype)
     return ctx.cast(ctx.op.Where(ctx.op.LessOrEqual(x, limit), filler, x), ctx.out.dtype)
 
 
@@ -125,7 +125,7 @@ def shrink_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Value,
 def hardtanh(ctx: LoweringContext, self: ir.Value, min_val: Number = -1, max_val: Number = 1) -> ir.Value:
     """hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"""
     (x,), dtype = promote(ctx, self)
-    return ctx.cast(ctx.op.Clip(x, ctx.scalar(min_val, dtype), ctx.scalar(max_val, dtype)), ctx.out.dtype)
+    return ctx.cast(ctx.op.Clip(x, ctx.element(min_val, dtype), ctx.element(max_val, dtype)), ctx.out.dtype)
 
 
 @lowering(aten.hardtanh_backward.default)

@@ -35,7 +35,7 @@ def constant_pad_nd(ctx: LoweringContext, self: ir.Value, pad: Sequence[Size], v
             # A whole axis may be cut off: defect pad_of_no_axis.
             kept = ctx.op.Slice(kept, [-before], [after or sys.maxsize], [axis])
             left[2 * i], left[2 * i + 1] = left[2 * i] - before, left[2 * i + 1] - after
-    return ctx.op.Pad(kept, _pads(ctx, len(sizes), left), ctx.scalar(value, ctx.out.dtype))
+    return ctx.op.Pad(kept, _pads(ctx, len(sizes), left), ctx.element(value, ctx.out.dtype))
 
 
 @lowering(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)

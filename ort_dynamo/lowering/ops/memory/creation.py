@@ -15,7 +15,7 @@ from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, prims
 
 def filled(ctx: LoweringContext, number: Number) -> ir.Value:
     """Return a tensor like the node's output, filled with `number`."""
-    value = ctx.scalar(number, ctx.out.dtype)
+    value = ctx.element(number, ctx.out.dtype)
     if ctx.out.dim() == 0:
         return value
     return ctx.op.Expand(value, ctx.shape(ctx.out.shape))
@@ -73,7 +73,7 @@ def fill_tensor(ctx: LoweringContext, self: ir.Value, value: ir.Value) -> ir.Val
 @lowering(aten.scalar_tensor.default, prims.scalar_tensor.default)
 def scalar_tensor(ctx: LoweringContext, s: Number, **kwargs: Any) -> ir.Value:
     """scalar_tensor(Scalar s, *, ScalarType? dtype=None, ...) -> Tensor"""
-    return ctx.scalar(s, ctx.out.dtype)
+    return ctx.element(s, ctx.out.dtype)
 
 
 @lowering(aten.arange.start_step)

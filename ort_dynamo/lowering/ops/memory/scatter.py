@@ -113,7 +113,7 @@ def _scatter(
         if not all(map(same_size, sizes, _sizes_1d(ctx, src))):
             source = ctx.op.Slice(source, ctx.ints([0] * len(sizes)), ctx.shape(sizes))
     else:
-        source = ctx.op.Expand(ctx.scalar(src, ctx.out.dtype), ctx.shape(sizes))
+        source = ctx.op.Expand(ctx.element(src, ctx.out.dtype), ctx.shape(sizes))
     data_sizes, place = _sizes_1d(ctx, self), axis(dim, ctx.rank(self))
     rows = slice_numbers(ctx, data_sizes, place, index) if place == 0 and ctx.target.facts.walks_entries else None
     if rows is not None:
@@ -262,7 +262,7 @@ def _index_fill(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value,
     index = from_start(ctx, index)
     sizes[place] = count
     dtype = ctx.out.dtype
-    filler = ctx.cast(value, dtype) if isinstance(value, ir.Value) else ctx.scalar(value, dtype)
+    filler = ctx.cast(value, dtype) if isinstance(value, ir.Value) else ctx.element(value, dtype)
     return _replace(ctx, self, dim, index, op.Expand(filler, ctx.shape(sizes)), sizes)
 
 

@@ -1,0 +1,65 @@
+"""Numbers that become elements of a result: torch's kernels check that the dtype holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+OPERATORS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "clamp": lambda x, number: x.clamp(max=number),
+    "clamp_min": lambda x, number: x.clamp(min=number),
+    "full_like": torch.full_like,
+    "masked_fill": lambda x, number: x.masked_fill(x > 1, number),
+    "where": lambda x, number: torch.where(x > 1, x, number),
+    "pad": lambda x, number: torch.nn.functional.pad(x, (1, 1), value=number),
+    "index_fill": lambda x, number: x.index_fill(0, torch.tensor([1]), number),
+    "scatter": lambda x, number: x.scatter(0, torch.tensor([1]), number),
+    "threshold": lambda x, number: torch.nn.functional.threshold(x, 1, number),
+    "pow": lambda x, number: x**number,
+}
+
+
+def assert_same(function: Callable[[Tensor, Any], Tensor], compiled: Any, x: Tensor, number: float) -> None:
+    """Check that both give the same, or that both refuse the number; while it traces, torch has errors of its own."""
+    try:
+        expected = function(x, number)
+    except RuntimeError:
+        with pytest.raises(RuntimeError, match=r"overflow|outside the representable range|powers|fake tensor call"):
+            compiled(x, number)
+    else:
+        assert compiled(x, number).tolist() == expected.tolist(), number
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_a_symbolic_number_that_does_not_fit_is_refused_as_in_eager(name: str, dtype: torch.dtype) -> None:
+    function = OPERATORS[name]
+    compiled = torch.compile(function, backend="ort_train", dynamic=True)
+    x = torch.tensor([0, 1, 100]).to(dtype)
+    for number in (7, 9, -3, 300, 70000, 2**35):
+        assert_same(function, compiled, x, number)
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name != "pow"])
+@pytest.mark.parametrize(("dtype", "number"), [(torch.float16, 70000), (torch.uint8, -5), (torch.uint8, 300)])
+def test_a_constant_that_does_not_fit_is_refused_as_in_eager(name: str, dtype: torch.dtype, number: int) -> None:
+    function, x = OPERATORS[name], torch.tensor([0, 1, 100]).to(dtype)
+    assert_same(function, torch.compile(function, backend="ort_train"), x, number)
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name != "pow"])
+def test_an_infinite_constant_is_lowered(name: str) -> None:
+    function, x = OPERATORS[name], torch.tensor([0.0, 1.0, 100.0]).half()
+    compiled = torch.compile(function, backend="ort_train", options={"fallback": "error"})
+    assert_same(function, compiled, x, float("inf"))
+
+
+def test_an_integer_to_a_symbolic_negative_power_is_refused_as_in_eager() -> None:
+    function, x = OPERATORS["pow"], torch.arange(4)
+    compiled = torch.compile(function, backend="ort_train", dynamic=True)
+    for power in (2, 5, -2):
+        assert_same(function, compiled, x, power)

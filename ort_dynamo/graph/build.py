@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch.fx import GraphModule
@@ -56,10 +58,31 @@ class BuildSpec:
 
 
 def spell_pass(pass_: object) -> str:
-    """Return a class with its parameters; those of onnx_ir are no dataclasses and hold theirs as plain attributes."""
+    """Return a class with its parameters; those of onnx_ir are no dataclasses and hold theirs as plain attributes.
+
+    The content of arrays and tensors is added: their reprs are short.
+    """
     if dataclasses.is_dataclass(pass_):
-        return repr(pass_)
-    return f"{type(pass_).__module__}.{type(pass_).__qualname__}({vars(pass_)})"
+        text = repr(pass_)
+        values = [getattr(pass_, field.name) for field in dataclasses.fields(pass_) if field.repr]
+    else:
+        text = f"{type(pass_).__module__}.{type(pass_).__qualname__}({vars(pass_)})"
+        values = [*vars(pass_).values()]
+    return "".join([text, *(f"[{content}]" for content in _contents(values))])
+
+
+def _contents(values: Iterable[object]) -> Iterator[str]:
+    """Yield dtype, shape and hash of each array or tensor, also of those in containers."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            yield f"{value.dtype},{tuple(value.shape)},{hashlib.sha256(plain.numpy().tobytes()).hexdigest()}"
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            yield f"{value.dtype.str},{value.shape},{hashlib.sha256(value.tobytes()).hexdigest()}"
+        elif isinstance(value, (tuple, list, set, frozenset)):
+            yield from _contents(value)
+        elif isinstance(value, Mapping):
+            yield from _contents(value.values())
 
 
 @dataclass(frozen=True)

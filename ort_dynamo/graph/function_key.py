@@ -2,7 +2,8 @@
 
 The text has bytecode, constants, defaults, attributes, captured values and every global that the code reads; functions
 among these are included in the same way. Names and line numbers of the source are left out. Functions and modules of
-packages whose version is in the key are included by name.
+packages whose version is in the key are included by name. So are those parts of Python whose functions depend on their
+arguments alone. A function that reads the environment, a file, the clock or the table of modules has no text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ from __future__ import annotations
 import dis
 import enum
 import hashlib
+import importlib.util
+import itertools
+import operator
+import os
 import sys
+import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,6 +31,20 @@ __all__ = ["NotKeyableError", "spell_function"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, torch.Size, list, set, frozenset, dict, np.ndarray, partial)
 _VERSIONED = frozenset({"numpy", "onnx", "onnx_ir", "onnxscript", "ort_dynamo", "sympy", "torch"})
+_STATELESS = frozenset({
+    *("__future__", "abc", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum"),
+    *("fractions", "functools", "hashlib", "heapq", "inspect", "itertools", "json", "logging", "math", "numbers"),
+    *("operator", "re", "statistics", "string", "struct", "textwrap", "types", "typing", "warnings"),
+})  # fmt: skip
+"""Python's modules whose functions depend on their arguments alone, but for output."""
+_READING = frozenset({
+    *("__import__", "breakpoint", "compile", "dir", "eval", "exec", "globals", "hash", "id", "input", "locals", "open"),
+    "vars",
+})  # fmt: skip
+"""Built-in functions whose results depend on more than their arguments."""
+_PYTHON = frozenset({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)})
+_FOLDERS = _PYTHON | {os.path.join(folder, "lib-dynload") for folder in _PYTHON}
+"""The folders of Python's own modules."""
 
 
 class NotKeyableError(Exception):
@@ -73,8 +93,10 @@ class _Speller:
                 return f"partial({self.spell(value.func)},{self.spell(value.args)},{self.spell(value.keywords)})"
             case types.FunctionType() if not _is_named(value):
                 return self._spell_code_of(value)
-            case types.ModuleType() if _is_versioned(value.__name__):
+            case types.ModuleType() if _is_versioned(value.__name__) and _is_itself(value):
                 return f"module({value.__name__})"
+            case types.BuiltinFunctionType() if value.__name__ in _READING:
+                pass
             case type() | types.FunctionType() | types.BuiltinFunctionType() if _is_named(value):
                 return _qualified(value)
         raise NotKeyableError(f"{type(value).__name__} {value!r:.80}")
@@ -90,7 +112,7 @@ class _Speller:
             self.spell(function.__kwdefaults__),
             self.spell(function.__dict__),
             self.spell([cell.cell_contents for cell in function.__closure__ or ()]),
-            *(f"{name}={self._spell_global(function, name)}" for name in _globals_read(function.__code__)),
+            *(self._spell_global(function, *read) for read in _globals_read(function.__code__)),
         ]
         return f"function({';'.join(parts)})"
 
@@ -101,21 +123,36 @@ class _Speller:
         shape = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
         return f"code({code.co_code.hex()},{self.spell(constants)},{nested},{names},{shape},{code.co_exceptiontable!r})"
 
-    def _spell_global(self, function: types.FunctionType, name: str) -> str:
-        if name in function.__globals__:
-            return self.spell(function.__globals__[name])
-        return f"builtin({name})"
+    def _spell_global(self, function: types.FunctionType, name: str, attribute: str) -> str:
+        if name not in function.__globals__:
+            if name in _READING:
+                raise NotKeyableError(f"a call of {name}")
+            return f"{name}=builtin({name})"
+        value = function.__globals__[name]
+        if isinstance(value, types.ModuleType) and not _is_versioned(value.__name__) and _is_standard(value.__name__):
+            value = getattr(value, attribute, value)  # sys.maxsize is a plain number; the module is more
+            if isinstance(value, (bool, int, float, str, tuple)):
+                return f"{name}.{attribute}={self.spell(value)}"
+        return f"{name}={self.spell(value)}"
 
 
-def _globals_read(code: types.CodeType) -> list[str]:
-    """Names that the code, or code nested in it, reads from its module; NotKeyableError for imports of the user's."""
+def _globals_read(code: types.CodeType) -> list[tuple[str, str]]:
+    """List the names that the code, or code nested in it, reads from its module, each with the attribute read of it.
+
+    The attribute is "" where none is read at once.
+
+    Raises:
+        NotKeyableError: the code imports a module of the program's.
+    """
     return sorted(set(_walk_globals(code)))
 
 
-def _walk_globals(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
+def _walk_globals(code: types.CodeType) -> Iterator[tuple[str, str]]:
+    instructions = list(dis.get_instructions(code))
+    for instruction, after in itertools.zip_longest(instructions, instructions[1:]):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield instruction.argval
+            reads = after is not None and after.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            yield instruction.argval, after.argval if reads else ""
         elif instruction.opname == "IMPORT_NAME" and not _is_versioned(instruction.argval):
             raise NotKeyableError(f"an import of {instruction.argval}")
     for constant in code.co_consts:
@@ -124,14 +161,45 @@ def _walk_globals(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_named(value: Any) -> bool:
-    """Check whether the module and name of `value` identify it: it is at the top of a module with a known version."""
+    """Check whether the module and name of `value` identify it: it is at the top of a module with a known version.
+
+    A function that `functools.wraps` has made has the name of another one.
+    """
     module = getattr(value, "__module__", None)
-    return module is not None and _is_versioned(module) and "<" not in value.__qualname__
+    if module is None or not _is_versioned(module) or "<" in value.__qualname__:
+        return False
+    return not isinstance(value, types.FunctionType) or _found(module, value.__qualname__) is value
+
+
+def _found(module: str, name: str) -> object:
+    try:
+        return operator.attrgetter(name)(sys.modules[module])
+    except (KeyError, AttributeError):
+        return None
 
 
 def _is_versioned(module: str) -> bool:
     top = module.partition(".")[0]
-    return top in _VERSIONED or top in sys.stdlib_module_names  # with builtins, and without __main__
+    return top in _VERSIONED or (top.removeprefix("_") in _STATELESS and _is_standard(top))
+
+
+def _is_itself(module: types.ModuleType) -> bool:
+    """Check whether a module is the one that is imported by its name; some of torch's namespaces cannot be imported."""
+    return module.__name__ not in sys.modules or sys.modules[module.__name__] is module
+
+
+def _is_standard(module: str) -> bool:
+    """Check whether a module is Python's, and no file of the program's with the same name."""
+    top = module.partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return False
+    loaded = sys.modules.get(top)
+    spec = getattr(loaded, "__spec__", None) if loaded is not None else importlib.util.find_spec(top)
+    origin = getattr(spec, "origin", None)
+    if origin is None or origin in ("built-in", "frozen"):
+        return origin is not None
+    parent = os.path.dirname(origin)
+    return parent in _FOLDERS or (os.path.dirname(parent) in _FOLDERS and os.path.basename(parent) == top)
 
 
 def _qualified(value: Any) -> str:

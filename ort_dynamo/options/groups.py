@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -34,6 +35,7 @@ __all__ = [
     "SessionOptions",
     "SessionSettings",
     "VerifyOptions",
+    "flushes_denormals",
     "make_options",
     "parse_options",
 ]
@@ -228,7 +230,14 @@ class SessionOptions:
             tf32=on_cuda and set(precisions) == {"tf32"},
             searches_convolutions=on_cuda and torch.backends.cudnn.benchmark,
             cuda_graphs=on_cuda and self.cuda_graphs,
+            flushes_denormals=flushes_denormals(),
         )
+
+
+def flushes_denormals() -> bool:
+    """Check whether torch.set_flush_denormal is on in this thread; torch has no call that says it."""
+    smallest = sys.float_info.min
+    return smallest / 2 == 0
 
 
 @dataclass(frozen=True)
@@ -241,6 +250,8 @@ class SessionSettings:
             one switch for the two, so it is off where torch rounds in one of them only.
         searches_convolutions: torch.backends.cudnn.benchmark was on.
         cuda_graphs: the session is recorded in a CUDA graph.
+        flushes_denormals: this thread takes numbers that are too small for a full exponent as zeros, and so do the
+            threads of the session. Constants are folded in that way.
     """
 
     graph_optimization: GraphOptimization
@@ -251,6 +262,7 @@ class SessionSettings:
     tf32: bool
     searches_convolutions: bool
     cuda_graphs: bool
+    flushes_denormals: bool
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 
 from ort_dynamo.errors import InvalidOptionError, SessionError, SessionMemoryError, UnknownSettingError
 from ort_dynamo.graph.build import BuiltGraph
-from ort_dynamo.options.groups import SessionSettings
+from ort_dynamo.options.groups import SessionSettings, flushes_denormals
 from ort_dynamo.options.session_attributes import attribute_names
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.runtime.arena import ARENA
@@ -156,20 +155,14 @@ def _open(
     return session
 
 
-def _flushes_denormals() -> bool:
-    """Check whether this thread takes numbers that are too small for a full exponent as zeros."""
-    smallest = sys.float_info.min
-    return smallest / 2 == 0
-
-
 @contextlib.contextmanager
 def _denormals_kept() -> Iterator[None]:
     """Keep torch.set_flush_denormal's choice for this thread: the first session of a process sets one of its own."""
-    flushes = _flushes_denormals()
+    flushes = flushes_denormals()
     try:
         yield
     finally:
-        if _flushes_denormals() != flushes:
+        if flushes_denormals() != flushes:
             torch.set_flush_denormal(flushes)
 
 
@@ -224,7 +217,7 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         settings.enable_mem_reuse = False
         for name, value in waiting_threads().items():
             settings.add_session_config_entry(f"session.{name}", value)
-    if _flushes_denormals():  # the threads of the session do as this one does
+    if options.flushes_denormals:
         settings.add_session_config_entry("session.set_denormal_as_zero", "1")
     if options.cuda_graphs:
         # A graph replays the launches on the device. The CPU's part would run once.

@@ -150,7 +150,7 @@ def _may_be_empty(value: Any) -> bool:
 def _feed(name: str, spec: ValueSpec, how: Crossing, *, may_be_empty: bool) -> Iterator[str]:
     """Yield the lines that hand one value to ONNX Runtime."""
     if spec.is_number:
-        fits = f"tensor({name}, dtype={spec.dtype})"
+        fits = f"tensor({name}, dtype={spec.dtype}, device='cpu')"  # the program may have set a default device
     else:
         if spec.order:
             yield f"{name} = {name}.permute({_spelled(spec.order)})"

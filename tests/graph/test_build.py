@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -118,6 +119,25 @@ def test_passes_that_are_no_dataclasses_enter_by_class_module_and_attributes() -
     texts = {spell_pass(one) for one in (Scale(1.0), Scale(2.0), shift(1.0), elsewhere(1.0))}
     assert len(texts) == 4
     assert spell_pass(Scale(1.0)) == spell_pass(Scale(1.0))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table(InPlacePass):
+    values: Any
+
+    def call(self, model: Any) -> PassResult:
+        return PassResult(model, modified=False)
+
+
+@pytest.mark.parametrize("make", [Table, Scale, lambda values: Table({"a": [values]})])
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, lambda values: torch.tensor(values).bfloat16()])
+def test_arrays_of_a_pass_enter_by_their_content(make: Any, kind: Any) -> None:
+    values = [0.0] * 2000
+    texts = {spell_pass(make(kind(values)))}
+    for changed in (1.0, 1.0 + 2**-7):
+        values[1000] = changed
+        texts |= {spell_pass(make(kind(values))), spell_pass(make(kind(values)))}
+    assert len(texts) == 3
 
 
 def reads_outside_the_key(role: str) -> list[str]:

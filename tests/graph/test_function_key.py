@@ -152,6 +152,22 @@ def test_python_and_numpy_enter_by_version(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(spellings) == 3
 
 
+def test_a_function_that_wraps_one_of_torch_is_spelled_by_its_code() -> None:
+    def wrapped(number: int) -> Callable[..., Any]:
+        return functools.wraps(torch.nn.functional.silu)(define(f"def f(x): return x * {number}"))
+
+    assert spell_function(wrapped(1)) != spell_function(wrapped(2))
+    first, second = (spell_function(define("def f(x): return g(x)", g=wrapped(number))) for number in (1, 2))
+    assert first != second
+
+
+def test_numbers_of_the_system_are_spelled_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = define("import sys\ndef f(x): return x[: sys.maxsize]")
+    before = spell_function(f)
+    monkeypatch.setattr("sys.maxsize", 5)
+    assert spell_function(f) != before
+
+
 Pair = namedtuple("Pair", "a b")
 Color = enum.IntEnum("Color", "RED GREEN")
 
@@ -197,6 +213,15 @@ def test_a_value_of_a_derived_class_has_no_text(value: Any) -> None:
         define("def f(x):\n    import mine.torch\n    return x"),
         define("class C: pass\ndef f(x): return C()"),
         [].append,
+        define("import os\ndef f(x): return x + len(os.environ)"),
+        define("from os import getenv\ndef f(x): return getenv('A')"),
+        define("import sys\ndef f(x): return sys.modules['mine'].c"),
+        define("import time\ndef f(x): return time.time()"),
+        define("def f(x): return globals()['c']"),
+        define("def f(x): return open(x)"),
+        define("def f(x): return c(x)", c=open),
+        define("def f(x):\n    import os\n    return x"),
+        define("def f(x): return m.g(x)", m=ModuleType("string")),
     ],
     ids=[
         "tensor",
@@ -209,6 +234,15 @@ def test_a_value_of_a_derived_class_has_no_text(value: Any) -> None:
         "import below",
         "class",
         "bound method",
+        "environment",
+        "a variable of the environment",
+        "table of modules",
+        "clock",
+        "globals",
+        "file",
+        "file by another name",
+        "import of state",
+        "file of the name of a module of Python",
     ],
 )
 def test_function_that_cannot_be_serialized_has_no_key(function: Callable[..., Any]) -> None:

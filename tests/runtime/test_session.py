@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -318,6 +320,32 @@ print(int(found.count_nonzero()), int((x[:1] * 1e-3).count_nonzero()))
 def test_sessions_and_torch_do_with_denormals_as_set_flush_denormal_says(mode: str, printed: str) -> None:
     ran = run_program(FLUSHED, mode)
     assert ran.stdout.strip() == printed, ran.stderr
+
+
+def test_numbers_reach_a_session_on_the_cpu_under_any_default_device() -> None:
+    run = torch.compile(lambda x: (x * x.shape[0]).sin(), backend="ort_train", dynamic=True)
+    x = torch.randn(5, 3, requires_grad=True)
+    with torch.device("meta"):
+        result = run(x)
+        result.backward(torch.ones(5, 3, device="cpu"))
+    torch.testing.assert_close(result, (x * 5).sin())
+    torch.testing.assert_close(x.grad, (x * 5).cos() * 5)
+
+
+FOLDED = """
+import sys, torch
+torch.set_flush_denormal(sys.argv[1] == "flush")
+added = torch.compile(
+    lambda x: x + torch.full((2,), 1e-39) * 1.5, backend="ort_train", options={"placement": "onnxruntime"}
+)
+print(bool(added(torch.zeros(2)).any()))
+"""
+
+
+def test_a_stored_island_is_not_read_where_denormals_are_treated_otherwise(tmp_path: Path) -> None:
+    cache = {**os.environ, "ORT_DYNAMO_CACHE_DIR": str(tmp_path)}
+    assert run_program(FOLDED, "flush", env=cache).stdout == "False\n"
+    assert run_program(FOLDED, "keep", env=cache).stdout == "True\n"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from ort_dynamo.report.recorder import Records
 from ort_dynamo.report.summary import print_at_exit
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
 from ort_dynamo.runtime.installed.importing import restore_torch
+from ort_dynamo.runtime.session_attributes import check_attributes
 from ort_dynamo.saving.program import read_program
 from ort_dynamo.torch_internals.cuda_graphs import forget_recordings
 from ort_dynamo.torch_internals.tracing.frames import watch_attempts
@@ -76,6 +77,7 @@ def compile_recorded(
     """Compile a graph as `ort_train` does, and return the record of the compile too; raises the same errors."""
     say_if_untested()
     installed_runtime()
+    check_attributes(options.session.session_options)
     records, threads = Records(), placement_threads(options)
     calls = options.verify.verified_calls
     if calls:

@@ -12,7 +12,6 @@ import logging
 import platform
 import re
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,11 +24,21 @@ from ort_dynamo.cache.source_code import source_digest
 from ort_dynamo.errors import SessionError
 from ort_dynamo.graph.build import BuildSpec, BuiltGraph
 from ort_dynamo.graph.graph_key import GraphKey
-from ort_dynamo.options.cache_location import cache_location, traces_are_cached
+from ort_dynamo.options.cache_location import CacheLocation, NoHomeError, cache_location, traces_are_cached
 from ort_dynamo.options.groups import CacheOptions
 from ort_dynamo.torch_internals.artifacts import record_artifact, register_artifacts
 
-__all__ = ["COUNTS", "DiskCache", "Miss", "context_key", "disk_cache", "disk_key", "keeps_traces", "say_once"]
+__all__ = [
+    "COUNTS",
+    "DiskCache",
+    "Miss",
+    "context_key",
+    "disk_cache",
+    "disk_key",
+    "keeps_traces",
+    "say_once",
+    "stored_place",
+]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -72,8 +81,20 @@ def disk_cache(options: CacheOptions) -> DiskCache | None:
     Raises:
         InvalidVariableError: an environment variable of the cache has a value that it cannot take.
     """
-    place = cache_location(options.disk_cache, options.cache_dir)
+    place = stored_place(options)
     return None if place is None else DiskCache(CacheFolder(place.path, place.max_bytes))
+
+
+def stored_place(options: CacheOptions) -> CacheLocation | None:
+    """Return the folder and its maximum size; None where nothing is stored, with a warning if there is no home for it.
+
+    Raises as `disk_cache`.
+    """
+    try:
+        return cache_location(options.disk_cache, options.cache_dir)
+    except NoHomeError as error:
+        say_once(f"Compiled graphs are not stored. {error}")
+        return None
 
 
 def keeps_traces(options: CacheOptions) -> bool | None:
@@ -81,7 +102,7 @@ def keeps_traces(options: CacheOptions) -> bool | None:
 
     None leaves the decision to the gain. Raises as `disk_cache`.
     """
-    return cache_location(options.disk_cache, options.cache_dir) is not None and traces_are_cached(options.trace_cache)
+    return stored_place(options) is not None and traces_are_cached(options.trace_cache)
 
 
 class DiskCache:
@@ -191,14 +212,11 @@ def _load_artifact(key: str, data: bytes) -> None:
 _KIND = "ort_dynamo"
 register_artifacts(_KIND, _load_artifact)
 
-_said: set[str] = set()
-_lock = threading.Lock()
+_said: dict[str, object] = {}
 
 
 def say_once(text: str) -> None:
     """Log a warning, the first time that this process has it."""
-    with _lock:
-        if text in _said:
-            return
-        _said.add(text)
-    _log.warning("ort_train: %s", text)
+    this = object()
+    if _said.setdefault(text, this) is this:  # one step, which needs no lock
+        _log.warning("ort_train: %s", text)

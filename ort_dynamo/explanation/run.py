@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.backend import ort_train
+from ort_dynamo.cache.disk import stored_place
 from ort_dynamo.compilation.choose_target import placement_threads, session_device
 from ort_dynamo.compilation.compiler import Compilation
 from ort_dynamo.compilation.events import GraphCompilation, Listeners
@@ -21,7 +22,6 @@ from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.measure import Measuring
 from ort_dynamo.explanation.notes import earlier_recompiles, function_name
 from ort_dynamo.explanation.step_calls import StepCalls
-from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.program.asked_settings import asked_settings
 from ort_dynamo.program.program_state import State, unchanged
@@ -116,7 +116,7 @@ def _spelled(mode: str | None, options: Mapping[str, Any] | None) -> Mapping[str
 
 
 def _folder(options: Options) -> str:
-    place = cache_location(options.cache.disk_cache, options.cache.cache_dir)
+    place = stored_place(options.cache)
     return "" if place is None else str(place.path)
 
 

@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from ort_dynamo.cache.disk import stored_place
 from ort_dynamo.compilation.events import observed
 from ort_dynamo.explanation.collect import Collect
 from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.notes import function_name
 from ort_dynamo.explanation.step_calls import StepCalls
-from ort_dynamo.options.cache_location import cache_location
+from ort_dynamo.options.groups import CacheOptions
 from ort_dynamo.program.asked_settings import BACKEND
 from ort_dynamo.program.progress import clocked
 from ort_dynamo.report.summary import summarize
@@ -62,7 +63,7 @@ class Observed:
             summary=summary,
             runtime=collected[-1].runtime if collected else "",
             calls=self._calls.largest(collected),
-            cache=str(place.path) if (place := cache_location()) is not None else "",
+            cache=str(place.path) if (place := stored_place(CacheOptions())) is not None else "",
         )
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "SWITCH",
     "TRACE_SWITCH",
     "CacheLocation",
+    "NoHomeError",
     "cache_location",
     "traces_are_cached",
 ]
@@ -30,7 +31,13 @@ SIZE = "ORT_DYNAMO_CACHE_SIZE"
 DEFAULT_BYTES = 2**31
 """2 GiB: some thousand models of the size of BERT."""
 
-_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(?P<number>\d{1,18}(\.\d{1,18})?)\s*(?P<unit>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
+
+
+class NoHomeError(InvalidVariableError):
+    """The folder of the cache is in a home directory, and the user has none."""
+
+    message = "There is no home directory for the cache in {value!r}: set ORT_DYNAMO_CACHE_DIR to an absolute path."
 
 
 @dataclass(frozen=True)
@@ -55,11 +62,15 @@ def cache_location(disk_cache: bool | None = None, cache_dir: str | None = None)
 
     Raises:
         InvalidVariableError: ORT_DYNAMO_CACHE or ORT_DYNAMO_CACHE_SIZE has an invalid value.
+        NoHomeError: the folder is in a home directory, and there is none.
     """
     if _says(SWITCH, disk_cache) is False:
         return None
     named = cache_dir or os.environ.get(DIRECTORY, "")
-    path = Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("ort_dynamo", appauthor=False))
+    try:
+        path = Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("ort_dynamo", appauthor=False))
+    except RuntimeError as error:  # a container's user may have no entry in the system's list
+        raise NoHomeError(value=named or "~/.cache/ort_dynamo") from error
     return CacheLocation(path.absolute(), _max_bytes())
 
 

@@ -7,7 +7,10 @@ from typing import Any
 
 from ort_dynamo.errors import InvalidOptionError
 
-__all__ = ["checked_path", "is_bool", "is_count", "one_of"]
+__all__ = ["checked_path", "is_bool", "is_count", "is_thread_count", "one_of"]
+
+
+_MOST_THREADS = 4096
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -30,6 +33,16 @@ def is_count(name: str, value: object) -> None:
         raise InvalidOptionError(name=name, value=value, expected="None or an int >= 1")
     if value >= 1 << 31:
         raise InvalidOptionError(name=name, value=value, expected="None or an int >= 1 of 32 bits")
+
+
+def is_thread_count(name: str, value: object) -> None:
+    """Raise InvalidOptionError unless a value is None or a number of threads that a machine may have.
+
+    A session starts all its threads when it opens, and ONNX Runtime cannot be interrupted there.
+    """
+    is_count(name, value)
+    if isinstance(value, int) and value > _MOST_THREADS:
+        raise InvalidOptionError(name=name, value=value, expected=f"None or an int from 1 to {_MOST_THREADS}")
 
 
 def checked_path(name: str, value: Any) -> str | None:

@@ -18,10 +18,10 @@ from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy, checked_allow, checked_level, checked_strategy
-from ort_dynamo.options.checks import checked_path, is_bool, is_count, one_of
+from ort_dynamo.options.checks import checked_path, is_bool, is_count, is_thread_count, one_of
 from ort_dynamo.options.plan_grammar import Plan, read_plans
 from ort_dynamo.options.public import public_name, read_options
-from ort_dynamo.options.session_attributes import plain_attributes
+from ort_dynamo.options.session_attributes import is_mapping, plain_attributes
 from ort_dynamo.options.spelling import nearest
 
 __all__ = [
@@ -168,7 +168,7 @@ _UNITS = {"b": 1} | {
     for suffix, base in (("b", 1000), ("ib", 1024))
     for power, prefix in enumerate("kmgt", start=1)
 }
-_BYTES = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>b|[kmgt]i?b)", re.IGNORECASE)
+_BYTES = re.compile(r"(?P<number>\d{1,18}(\.\d{1,18})?)\s*(?P<unit>b|[kmgt]i?b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -192,10 +192,10 @@ class SessionOptions:
 
     def __post_init__(self) -> None:
         one_of("graph_optimization", self.graph_optimization, ("disable", "basic", "extended", "all"))
-        is_count("intra_op_num_threads", self.intra_op_num_threads)
+        is_thread_count("intra_op_num_threads", self.intra_op_num_threads)
         is_bool("cuda_graphs", self.cuda_graphs)
         given = self.provider_options
-        if not isinstance(given, (Mapping, tuple)):
+        if not is_mapping(given):
             raise InvalidOptionError(name="provider_options", value=given, expected="a dict of str to str")
         items = given.items() if isinstance(given, Mapping) else given
         object.__setattr__(self, "provider_options", tuple(sorted((str(k), str(v)) for k, v in items)))
@@ -209,7 +209,7 @@ class SessionOptions:
                 raise InvalidOptionError(name=name, value=level, expected=expected)
             object.__setattr__(self, "graph_optimization", _LEVELS[int(level)])
         if count := attributes.pop("intra_op_num_threads", None):
-            is_count("session_options['intra_op_num_threads']", count)
+            is_thread_count("session_options['intra_op_num_threads']", count)
             object.__setattr__(self, "intra_op_num_threads", count)
         object.__setattr__(self, "session_options", tuple(sorted(attributes.items())))
 

@@ -55,7 +55,7 @@ class Plan:
         return f"Plan({str(self)!r})"
 
 
-_PLAN = re.compile(r"(?P<cluster>([A-Za-z]\w*\+)+):(?P<type>[012]):(?P<count>-1|\d+)")
+_PLAN = re.compile(r"(?P<cluster>([A-Za-z]\w*\+)+):(?P<type>[012]):(?P<count>-1|\d{1,18})")
 GRAMMAR = "'<cluster>:<type>:<count>' with a type of 0, 1 or 2 and a count of -1 or more, e.g. 'Gelu+Dropout+:1:-1'"
 _ACCEPTED = "plans as text joined by commas, a list of such texts, or the path of a .json file that holds such a list"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ort_dynamo.errors import InvalidOptionError
 
-__all__ = ["attribute_names", "plain_attributes"]
+__all__ = ["attribute_names", "is_mapping", "plain_attributes"]
 
 
 def attribute_names(options: Any) -> list[str]:
@@ -15,11 +15,17 @@ def attribute_names(options: Any) -> list[str]:
     return [name for name in dir(options) if not name.startswith("_") and not callable(getattr(options, name))]
 
 
+def is_mapping(given: Any) -> bool:
+    """Check whether a value is a dict, or the pairs of one."""
+    pairs = isinstance(given, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in given)
+    return pairs or isinstance(given, Mapping)
+
+
 def plain_attributes(given: Any) -> dict[str, str | int | bool]:
     """Give the attributes of a SessionOptions that differ from a new one's; a dict of attributes is unchanged."""
     if given is None:
         return {}
-    if isinstance(given, (Mapping, tuple)):
+    if is_mapping(given):
         pairs = dict(given)
     elif type(given).__name__ != "SessionOptions":
         raise InvalidOptionError(
@@ -37,6 +43,8 @@ def _plain(name: str, value: Any) -> str | int | bool:
     if isinstance(value, (str, int)):
         return value
     try:
+        if isinstance(value, float):
+            raise TypeError("it would be cut")
         return int(value)
     except (TypeError, ValueError) as error:
         expected = "a text, a number, a bool or an enumeration of ONNX Runtime"

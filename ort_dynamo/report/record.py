@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -102,6 +103,10 @@ class CompileRecords:
         self._kept: deque[CompileRecord] = deque(maxlen=most)
         self._cleared = 0
         self._since = time.time()
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Take a new lock, in a forked child: a thread of the parent may have held the old one."""
         self._lock = threading.Lock()
 
     def begin(self) -> Callable[[CompileRecord], None]:
@@ -138,3 +143,6 @@ class CompileRecords:
 RECORDS = CompileRecords(most=1024)
 """Those of this process since torch._dynamo.reset(): more than programs compile on purpose, and small beside the
 compiled graphs."""
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=RECORDS.renew_lock)

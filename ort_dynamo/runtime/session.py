@@ -13,11 +13,9 @@ from typing import Any
 import onnx
 import torch
 
-from ort_dynamo.errors import InvalidOptionError, SessionError, SessionMemoryError, UnknownSettingError
+from ort_dynamo.errors import InvalidOptionError, SessionError, SessionMemoryError
 from ort_dynamo.graph.build import BuiltGraph
 from ort_dynamo.options.groups import SessionSettings, flushes_denormals
-from ort_dynamo.options.session_attributes import attribute_names
-from ort_dynamo.options.spelling import nearest
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.binding import keep_order
 from ort_dynamo.runtime.data_errors import is_of_memory
@@ -28,6 +26,7 @@ from ort_dynamo.runtime.installed.severity import errors_only
 from ort_dynamo.runtime.kernels.kernel_compiler import KernelStore
 from ort_dynamo.runtime.kernels.session_kernels import register_kernels, session_kernels
 from ort_dynamo.runtime.processes import keep_alive_at_exit, profiles_until_exit
+from ort_dynamo.runtime.session_attributes import set_attributes
 from ort_dynamo.runtime.streams import SessionStream
 from ort_dynamo.runtime.torch_memory import TORCH_MEMORY
 from ort_dynamo.targets.target import Target
@@ -223,20 +222,5 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         # A graph replays the launches on the device. The CPU's part would run once.
         settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings.use_deterministic_compute = options.deterministic
-    known = attribute_names(settings) if options.session_options else []
-    for attribute, given in options.session_options:
-        if attribute not in known:
-            near = nearest(attribute, known)
-            owner = f"SessionOptions of {target.package} {target.version}"
-            raise UnknownSettingError(
-                name="session_options", owner=owner, kind="attribute", value=attribute, nearest=near
-            )
-        kind = type(getattr(settings, attribute))
-        try:
-            if kind is bool and given not in (True, False):
-                raise ValueError("it is no bool")
-            setattr(settings, attribute, kind(given))  # an enumeration is an integer here
-        except (TypeError, ValueError) as error:
-            expected = f"a value of type {kind.__name__}"
-            raise InvalidOptionError(name=f"session_options[{attribute!r}]", value=given, expected=expected) from error
+    set_attributes(settings, options.session_options)
     return settings

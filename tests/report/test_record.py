@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -106,3 +108,14 @@ def test_a_compile_that_began_before_a_reset_leaves_nothing() -> None:
     kept.clear()
     keep(CompileRecord(None, (), 0.0))
     assert len(kept) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_a_thread_that_read_records() -> None:
+    with RECORDS._lock:
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            signal.alarm(10)
+            os._exit(len(list(RECORDS)) - len(RECORDS))
+    assert os.waitpid(child, 0)[1] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 
@@ -14,6 +15,16 @@ _WARNING, _ERROR = 2, 3
 
 _lock = threading.Lock()
 _inside = 0
+
+
+def _in_child() -> None:
+    """Forget the threads of the parent, one of which may have held the lock."""
+    global _lock, _inside
+    _lock, _inside = threading.Lock(), 0
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_in_child)
 
 
 @contextlib.contextmanager
@@ -31,6 +42,6 @@ def errors_only() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            _inside -= 1
+            _inside = max(_inside - 1, 0)  # a forked child forgets the contexts that its parent was in
             if not _inside:
                 onnxruntime().set_default_logger_severity(_WARNING)

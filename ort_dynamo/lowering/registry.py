@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from itertools import filterfalse
 from pkgutil import walk_packages
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from torch.fx import GraphModule
 
@@ -22,6 +22,7 @@ __all__ = [
     "is_from_outside",
     "keep_in_eager",
     "lowering",
+    "name_of",
     "named_lowering",
     "outside_lowerings",
     "register",
@@ -56,7 +57,7 @@ def register(overload: OpOverload, function: Lowering) -> None:
 
 def _add(table: dict[_K, Lowering], key: _K, function: Lowering) -> None:
     if key in table:
-        raise DuplicateLoweringError(overload=key, first=_name(table[key]), second=_name(function))
+        raise DuplicateLoweringError(overload=key, first=name_of(table[key]), second=name_of(function))
     table[key] = function
 
 
@@ -127,7 +128,7 @@ def register_lowering(*overloads: OpOverload, replace: bool = False) -> Callable
         for overload in overloads:
             found = find_lowering(overload)
             if found is not None and not replace:
-                raise DuplicateLoweringError(overload=overload, first=_name(found), second=_name(function))
+                raise DuplicateLoweringError(overload=overload, first=name_of(found), second=name_of(function))
         _FROM_OUTSIDE.update(dict.fromkeys(overloads, function))
         return function
 
@@ -153,7 +154,7 @@ def outside_lowerings(gm: GraphModule) -> dict[str, Lowering]:
     return {str(target): _FROM_OUTSIDE[target] for target in targets & _FROM_OUTSIDE.keys()}
 
 
-def is_from_outside(target: object) -> bool:
+def is_from_outside(target: object) -> TypeGuard[OpOverload]:
     """Check whether a user registered the lowering of a node's target."""
     return target in _FROM_OUTSIDE
 
@@ -171,7 +172,8 @@ def _load_families() -> None:
         import_module(module.name)
 
 
-def _name(function: Lowering) -> str:
+def name_of(function: Lowering) -> str:
+    """Return the module and name of a lowering."""
     inner = function.func if isinstance(function, functools.partial) else function
     return f"{inner.__module__}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
 

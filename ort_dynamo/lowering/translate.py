@@ -17,10 +17,11 @@ from ort_dynamo.graph.dtypes import onnx_dtype, onnx_tensor
 from ort_dynamo.graph.source_line import user_line
 from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
+from ort_dynamo.lowering.check_shapes import check_shapes
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.kernel_checks import node_left_to_torch
 from ort_dynamo.lowering.random_ops import RANDOM_OPS
-from ort_dynamo.lowering.registry import find_lowering, is_from_outside
+from ort_dynamo.lowering.registry import find_lowering, is_from_outside, name_of
 from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
 from ort_dynamo.lowering.value_checks import check_outputs, check_tensor, entering_spec, is_number
 from ort_dynamo.program.progress import counted
@@ -131,6 +132,8 @@ def _refusal(node: Node, target: Target, lacks_kernel: LacksKernel) -> str | Non
             else:
                 walk.add_argument(argument)
         walk.add_node(node)
+        if is_from_outside(node.target):
+            check_shapes(walk.model(node))
         if target.has_defect("kernels_refuse_nothing") and (op_type := walk.refuses_nothing()) and _may_be_empty(node):
             return f"the target's {op_type} takes no tensor without elements"
         if target.fuses_kernels:
@@ -195,7 +198,8 @@ class _Walk:
 
     def model(self, node: Node) -> ir.Model:
         """Return this graph as a model that gives the results of `node`."""
-        self.graph.outputs.extend(dict.fromkeys(v for v in tree_leaves(self.values[node]) if isinstance(v, ir.Value)))
+        given = dict.fromkeys(v for v in tree_leaves(self.values[node]) if isinstance(v, ir.Value))
+        self.graph.outputs.extend(value for value in given if not value.is_graph_output())
         return ir.Model(self.graph, ir_version=_IR_VERSION)
 
     def add_input(self, node: Node, spec: ValueSpec) -> None:
@@ -371,6 +375,9 @@ def _behind_identity(value: ir.Value) -> ir.Value:
 
 def _located(node: Node, error: Exception) -> LoweringError:
     detail = f"{type(error).__name__}: {error}"
+    function = find_lowering(node.target) if is_from_outside(node.target) else None
+    if function is not None:
+        detail += f"\n  Your program registered this lowering: {name_of(function)}."
     return LoweringError(node=node.format_node(), where=user_line(node), error=detail)
 
 

@@ -193,8 +193,11 @@ def test_a_lowering_that_cannot_be_spelled_is_compiled_each_time() -> None:
         (lambda ctx, x, factor: None, "gives None, not an onnx_ir.Value"),
         (lambda ctx, x, factor: ctx.op.Greater(x, factor), "gives BOOL, torch gives FLOAT"),
         (lambda ctx, x, factor: ctx.op.Mull(x, factor), "Mull"),
+        (lambda ctx, x, factor: ctx.op.ReduceSum(x, keepdims=0), "gives the shape [], torch gives [3]"),
+        (lambda ctx, x, factor: ctx.op.ReduceSum(x, keepdims=1), "gives the shape [1], torch gives [3]"),
+        (lambda ctx, x, factor: ctx.op.Concat(x, x, axis=0), "gives the shape [6], torch gives [3]"),
     ],
-    ids=["arguments", "nothing", "dtype", "operator"],
+    ids=["arguments", "nothing", "dtype", "operator", "rank", "one element", "size"],
 )
 def test_a_defective_lowering_is_an_error_that_names_the_line(lowering: Any, message: str) -> None:
     register_lowering(SCALE)(lowering)
@@ -204,6 +207,22 @@ def test_a_defective_lowering_is_an_error_that_names_the_line(lowering: Any, mes
     assert message in text
     assert "test_register_lowering.py" in text
     assert "scale(x.exp(), 3.0)" in text
+    assert f"Your program registered this lowering: {__name__}." in text
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "lowering",
+    [
+        lambda ctx, x, factor: ctx.op.Reshape(ctx.op.Mul(x, factor), ctx.op.Shape(x)),
+        lambda ctx, x, factor: ctx.op.Mul(ctx.contrib.BiasGelu(x, x), 0.0),
+    ],
+    ids=["a computed shape", "no inference"],
+)
+def test_a_lowering_whose_shape_onnx_does_not_know_is_lowered(lowering: Any, dynamic: bool) -> None:
+    register_lowering(SCALE)(lowering)
+    run = torch.compile(lambda x: scale(x, 3.0), backend="ort_train", dynamic=dynamic, options={"fallback": "error"})
+    assert run(torch.ones(3)).shape == (3,)
 
 
 def test_a_lowering_that_refuses_leaves_the_node_in_eager() -> None:

@@ -70,6 +70,7 @@ class Symbols:
         self._op = builder.op
         self._readers: dict[sympy.Expr, Callable[[], ir.Value]] = {}
         self._values: dict[sympy.Expr, ir.Value] = {}
+        self._computed: dict[sympy.Expr, Callable[[], ir.Value]] = {}
 
     def offer_scalar(self, expr: sympy.Expr, value: ir.Value) -> None:
         """`value`, an int64 or float64 scalar input, is `expr`."""
@@ -79,14 +80,24 @@ class Symbols:
         """Dimension `axis` of the graph input `value` is `expr`."""
         self._readers.setdefault(expr, lambda: self._read_dim(value, axis))
 
+    def offer_computed_dim(self, expr: sympy.Expr, value: ir.Value, axis: int) -> None:
+        """Dimension `axis` of a value that the graph computes is `expr`; it is read where `expr` has no other form."""
+        self._computed.setdefault(expr, lambda: self._read_dim(value, axis))
+
     def value(self, expr: sympy.Expr) -> ir.Value:
         """Return a 0-d value equal to `expr`.
 
         Raises:
-            UnsupportedNodeError: a symbol that no input carries, or a function with no ONNX form here.
+            UnsupportedNodeError: a symbol that no input carries, or a function with no ONNX form here. No value has
+                such a size either.
         """
         if expr not in self._values:
-            self._values[expr] = self._build(expr)
+            try:
+                self._values[expr] = self._build(expr)
+            except UnsupportedNodeError:
+                if expr not in self._computed:
+                    raise
+                self._values[expr] = self._computed[expr]()
         return self._values[expr]
 
     def _read_dim(self, value: ir.Value, axis: int) -> ir.Value:

@@ -283,6 +283,9 @@ class _Walk:
         value.name = f"{self._prefix}{name}"
         value.shape = ir.Shape([_dim(size) for size in fake.shape])
         self._fakes[value] = fake
+        if not self._prefix:  # a branch adds the nodes of sizes to the graph around it
+            for axis, expr in known_dims(fake):
+                self._symbols.offer_computed_dim(expr, value, axis)
         return value
 
     # -- torch.cond --------------------------------------------------------------------------------------------

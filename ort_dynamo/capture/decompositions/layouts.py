@@ -76,8 +76,10 @@ def _in_layout_of_first(overload: OpOverload) -> Callable[..., Any]:
 def _in_layout_of_sum(overload: OpOverload) -> Callable[..., Any]:
     """Make an elementwise operator of two tensors read both in the layout of their sum."""
 
-    def decomposition(first: torch.Tensor, second: Any, **kwargs: Any) -> Any:
-        if not isinstance(second, torch.Tensor) or (is_contiguous(first) and is_contiguous(second)):
+    def decomposition(first: Any, second: Any, **kwargs: Any) -> Any:
+        if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+            return NotImplemented
+        if is_contiguous(first) and is_contiguous(second):
             return NotImplemented
         if first.shape == second.shape and physical_order(first) == physical_order(second) != ():
             return NotImplemented

@@ -24,6 +24,9 @@ def clamp(ctx: LoweringContext, self: ir.Value, min: Number | None = None, max: 
         )  # torch 2.15 does not bound by it, and older releases do by 256 more
     if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         result = ctx.op.Expand(ctx.constant(math.nan, dtype), ctx.shape(ctx.out.shape))
+    elif any(isinstance(bound, torch.SymFloat) for bound in bounds):  # one may be NaN, which Clip leaves out
+        result = x if min is None else ctx.op.Max(x, ctx.element(min, dtype))
+        result = result if max is None else ctx.op.Min(result, ctx.element(max, dtype))
     else:
         # The default of a missing bound of Clip is the largest finite value, not infinity.
         infinite = math.inf if dtype.is_floating_point else None

@@ -90,7 +90,8 @@ def _of_integers(ctx: LoweringContext, formula: Formula, divisor: Operand, dtype
             raise ctx.refuse("integer division by 0")
         safe = number != -1
     else:
-        safe = isinstance(divisor, torch.SymInt) and known_true(divisor > 0)
+        # A narrower dtype may hold it as 0.
+        safe = isinstance(divisor, torch.SymInt) and dtype == torch.int64 and known_true(divisor > 0)
     return functools.partial(_in_kernel_dtype, formula if safe else functools.partial(_by_any_divisor, formula))
 
 

@@ -19,6 +19,7 @@ from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.symbols import same_size
 from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.sizes.symbols import known_true
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,9 @@ def _positions(ctx: LoweringContext, indices: Sequence[ir.Value], sizes: Sequenc
     # A negative first index needs no wrapping: the sum stays negative, and ONNX counts it from the end.
     positions = ctx.cast(indices[0], torch.int64)
     total = sizes[0]
+    if checked and len(indices) > 1:  # one far outside would come back inside by the multiplication, which wraps
+        bounds = (ctx.scalar(bound, torch.int64) for bound in (-total - 1, total))
+        positions = op.Clip(positions, *bounds)
     for value, size_ in zip(indices[1:], sizes[1:], strict=True):
         size = ctx.scalar(size_, torch.int64)
         index = ctx.cast(value, torch.int64)
@@ -216,10 +220,15 @@ def _masked_put(
         flat = op.Reshape(ctx.cast(mask, torch.bool), [-1])
         count = op.ReduceSum(ctx.cast(flat, torch.int64), keepdims=0)
         # Where they are not as many as the values, this reads outside of them: eager raises too.
-        other = op.Where(op.Equal(count, ctx.scalar(sizes[place], torch.int64)), 0, sys.maxsize)
+        size, numbers = ctx.scalar(sizes[place], torch.int64), ordinals(ctx, flat)
+        fits = op.Equal(count, size)
+        if not known_true(sizes[place] != 1):  # a size that depends on data: one value is for all positions
+            single = op.Equal(size, 1)
+            fits, numbers = op.Or(fits, single), op.Where(single, 0, numbers)
+        other = op.Where(fits, 0, sys.maxsize)
         if not isinstance(sizes[place], int):  # perhaps there is none: then "any" is one more
             values = op.Concat(values, zeros(ctx, values, [*sizes[:place], 1, *sizes[place + 1 :]]), axis=place)
-        places = from_either_end(ctx, op.Where(flat, ordinals(ctx, flat), other), sizes[place])
+        places = from_either_end(ctx, op.Where(flat, numbers, other), sizes[place])
         values = op.Gather(values, places, axis=place)
         values = ctx.reshape(values, [*sizes[:place], *ctx.sizes(mask), *sizes[place + 1 :]])
     elif place >= 0:

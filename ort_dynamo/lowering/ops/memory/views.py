@@ -15,7 +15,7 @@ from ort_dynamo.lowering.recipes.branches import is_small
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.symbols import same_size
 from ort_dynamo.torch_internals.kernels.operators import aten
-from ort_dynamo.torch_internals.sizes.symbols import expression, has_hint_of_one, is_nonnegative, is_unbacked
+from ort_dynamo.torch_internals.sizes.symbols import expression, has_hint_of_one, is_nonnegative, known_true
 
 
 def size_is_zero(size: Size) -> bool:
@@ -58,7 +58,7 @@ def reshape(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new: S
     """
     target: list[Size] = list(new)
     # With an empty dimension, or one that may be, 0 and -1 together have no meaning.
-    if is_unbacked(*sizes, *new) or any(map(size_is_zero, (*sizes, *new))):
+    if not all(known_true(size > 0) for size in (*sizes, *new)):
         return ctx.reshape(value, new)
     symbolic = [i for i, size in enumerate(new) if isinstance(size, torch.SymInt)]
     for i in symbolic:

@@ -12,7 +12,7 @@ from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.recipes.loops import repeat_while
 from ort_dynamo.lowering.recipes.positions import from_start
-from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.promotion import promote
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.torch_internals.kernels.operators import aten
 
@@ -52,17 +52,10 @@ def _search(
     right: bool,
     sorter: ir.Value | None = None,
 ) -> ir.Value:
-    op, rank = ctx.op, ctx.rank(boundaries)
-    dtype = ctx.dtype(boundaries)
-    if isinstance(self, ir.Value):
-        dtype = torch.promote_types(dtype, ctx.dtype(self))
-        x = ctx.cast(self, float_dtype(dtype))
-    else:
-        x = ctx.scalar(self, float_dtype(dtype))
-    b = ctx.cast(
-        boundaries if sorter is None else op.GatherElements(boundaries, from_start(ctx, sorter), axis=-1),
-        float_dtype(dtype),
-    )
+    rank, stand_ins = ctx.rank(boundaries), {}
+    if sorter is not None:
+        stand_ins[boundaries] = ctx.op.GatherElements(boundaries, from_start(ctx, sorter), axis=-1)
+    (b, x), _ = promote(ctx, boundaries, self, stand_ins=stand_ins)
     found = places_among(ctx, b, rank, ctx.sizes(boundaries)[-1], x, ctx.out.dim(), right)
     return ctx.cast(found, ctx.out.dtype)
 

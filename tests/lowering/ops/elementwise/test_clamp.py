@@ -75,3 +75,10 @@ def test_clamps_of_great_integers_between_numbers_equal_eager():
         n,
         gradients=False,
     )
+
+
+@pytest.mark.parametrize("bound", [0.5, -math.inf, math.nan])
+def test_clamp_to_a_number_that_is_known_at_run_time_equals_eager(bound):
+    function = lambda x, n: (x.clamp(min=n.item()), x.clamp(max=n.item()), x.clamp(-1, n.item()))  # noqa: E731
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert_like_eager(function, EDGES, torch.tensor(bound), gradients=False, allow_eager=True)  # item() itself

@@ -111,3 +111,16 @@ def test_a_zero_divisor_without_a_dividend_is_none(function):
     assert_like_eager(function, none, torch.tensor(0), gradients=False)
     assert_like_eager(function, none, torch.zeros(1, dtype=torch.int64), gradients=False)
     assert_like_eager(function, a, none, gradients=False)
+
+
+@pytest.mark.parametrize("number", [7, 2.5])
+def test_quotients_of_a_number_by_a_tensor_equal_eager(number):
+    n = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    assert_like_eager(lambda x, n: (number // x, number // n.t(), number % n, number / n), n + 0.5, n, gradients=False)
+
+
+def test_a_size_that_a_narrow_dtype_holds_as_zero_is_a_division_by_zero():
+    run = torch.compile(lambda x: x // x.shape[0], backend="ort_train", dynamic=True)
+    assert run(torch.arange(5, dtype=torch.uint8)).tolist() == [0] * 5
+    with pytest.raises(IntegerDivisionByZeroError):
+        run(torch.arange(256).to(torch.uint8))

@@ -235,3 +235,30 @@ def test_single_entries_equal_eager(dynamic):
     assert_like_eager(read, r(8, 15), places, dynamic=dynamic)
     assert_like_eager(lambda x, i: (x[:, i], x.take(i[:0]), x[:, i[0, :0]]), r(8, 15), places, dynamic=dynamic)
     assert_like_eager(lambda x, i: (x[..., i], x.index_select(1, i[0] + 7)), torch.rand(0, 15), places, gradients=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [lambda x, i, j: x[i, j], lambda x, i, j: x.index_put((i, j), torch.tensor(-1.0))])
+@pytest.mark.parametrize("far", [2**62, -(2**62), 5, -6])
+def test_an_index_far_outside_does_not_come_back_inside(function, far, dynamic):
+    x, i, j = torch.arange(20.0).view(5, 4), torch.tensor([far, 0]), torch.tensor([0, 1])
+    run = torch.compile(function, backend="ort_train", dynamic=dynamic)
+    torch.testing.assert_close(run(x, i % 5, j), function(x, i % 5, j))
+    with pytest.raises(IndexError):
+        run(x, i, j)
+
+
+def test_one_value_by_a_mask_is_written_to_all_positions():
+    def write(x, mask, y, chosen):
+        x = x.clone()
+        x[mask] = y[chosen]
+        return x
+
+    x, y = torch.zeros(4), torch.arange(1.0, 5.0)
+    three, one, none = torch.tensor([1, 0, 1, 1]) > 0, torch.tensor([0, 1, 0, 0]) > 0, torch.zeros(4) > 0
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run = torch.compile(write, backend="ort_train")
+        for mask, chosen in ((three, three), (three, one), (one, one), (none, one), (none, none)):
+            torch.testing.assert_close(run(x, mask, y, chosen), write(x, mask, y, chosen))
+        with pytest.raises(IndexError):
+            run(x, one, y, three)

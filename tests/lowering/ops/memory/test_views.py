@@ -261,3 +261,19 @@ def test_a_symbolic_size_that_torch_takes_for_one_is_squeezed():
 
     for size in (5, 7, 8, 9):
         assert_like_eager(function, torch.randn(size, 3), gradients=False, dynamic=True)
+
+
+def test_sizes_that_only_a_computed_value_has_are_read_from_it():
+    x = torch.randn(7, 4, requires_grad=True)
+    assert_like_eager(lambda x: (x[2:] @ x[2:].t()).trace(), x, dynamic=True)
+
+
+def test_reshapes_of_what_may_be_empty_equal_eager():
+    function = lambda x: torch.einsum("ij,kj->ik", x[2:], x[2:]) * 2  # noqa: E731
+    run = torch.compile(function, backend="ort_train", dynamic=True, options={"placement": "onnxruntime"})
+    for rows in (7, 2, 3):
+        x = torch.randn(rows, 4, requires_grad=True)
+        copy = x.detach().clone().requires_grad_()
+        run(x).sum().backward()
+        function(copy).sum().backward()
+        torch.testing.assert_close(x.grad, copy.grad)

@@ -54,3 +54,18 @@ def test_search_of_and_in_nothing_equals_eager():
 def test_search_of_other_dtypes_equals_eager(dtype):
     b, x = torch.arange(0, 80, 2).to(dtype), torch.randint(90, (3, 4)).to(dtype)
     assert_like_eager(lambda x, b: (torch.bucketize(x, b), torch.searchsorted(b[:9], x)), x, b, gradients=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("number", [2.5, -0.5, 0.1, 3, inf])
+def test_search_of_a_number_equals_eager(dtype, number):
+    b = torch.tensor([0.1, 0.2, 1, 2, 3, 4]).to(dtype)
+    assert_like_eager(
+        lambda b: (torch.bucketize(number, b), torch.searchsorted(b, number, right=True)), b, gradients=False
+    )
+
+
+def test_search_of_a_scalar_of_another_dtype_equals_eager():
+    b = torch.tensor([0.1, 0.2, 0.3])
+    scalars = [torch.tensor(0.2, dtype=dtype) for dtype in (torch.float64, torch.float16)]
+    assert_like_eager(lambda b, *x: [torch.bucketize(one, b) for one in x], b, *scalars, gradients=False)

@@ -15,7 +15,7 @@ KEY = "a" * 64
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheFolder:
-    monkeypatch.setattr(disk, "_said", set())
+    monkeypatch.setattr(disk, "_said", {})
     return CacheFolder(tmp_path / "cache", 800).kernels()
 
 

@@ -86,7 +86,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that compiles of this process store in."""
     monkeypatch.setenv("ORT_DYNAMO_CACHE", "1")
     monkeypatch.setenv("ORT_DYNAMO_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(disk, "_said", set())
+    monkeypatch.setattr(disk, "_said", {})
     COUNTS.clear()
     return tmp_path / "cache"
 

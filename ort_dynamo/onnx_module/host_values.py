@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+
+from ort_dynamo.graph.rounded_numbers import is_nan, round_to, truncate
 
 __all__ = [
     "HOST_LIMIT",
@@ -28,16 +30,16 @@ __all__ = [
     "flag",
     "integer",
     "integers",
+    "largest",
     "map_host",
     "number",
     "numbers",
     "operands",
+    "smallest",
 ]
 
 HOST_LIMIT = 1024
 """The longest vector that is computed by Python: no shape is longer, and a longer constant is data."""
-
-_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class Host(NamedTuple):
@@ -101,6 +103,8 @@ def numbers(value: Value) -> list[Any]:
     """Return the elements of a vector or scalar, as numbers; reads a tensor, which waits for it."""
     if isinstance(value, Host):
         return list(value.values)
+    if value.dim() > 1:
+        raise ValueError(f"expected a vector or a scalar, not a tensor of {value.dim()} axes")
     found = value.tolist()
     return found if isinstance(found, list) else [found]
 
@@ -129,15 +133,13 @@ def flag(value: Value) -> bool:
     return bool(number(value))
 
 
-def cast_number(value: Any, dtype: torch.dtype) -> Any:
-    """Return a number as ONNX's Cast gives it; a size stays symbolic."""
-    if dtype == torch.bool:
+def cast_number(value: Any, old: torch.dtype, new: torch.dtype) -> Any:
+    """Return a number as ONNX's Cast gives it, but not yet rounded; a size stays symbolic."""
+    if new == torch.bool:
         return value != 0
-    if dtype.is_floating_point:
+    if new.is_floating_point:
         return value  # a whole number stays one, as Dynamo starts anew for a size that becomes a float
-    if isinstance(value, float):
-        return math.trunc(value)
-    return int(value)
+    return truncate(value, old)
 
 
 def map_host(function: Callable[..., Any], *values: Host, dtype: torch.dtype | None = None) -> Host:
@@ -154,21 +156,18 @@ def map_host(function: Callable[..., Any], *values: Host, dtype: torch.dtype | N
         raise ValueError(f"vectors of lengths {sorted(set(lengths))} cannot be combined")
     rows = [value.values * length if len(value.values) == 1 else value.values for value in values]
     result = dtype or values[0].dtype
-    found = tuple(function(*row) for row in zip(*rows, strict=True))
-    if not torch.compiler.is_compiling():
-        found = tuple(_rounded(value, result) for value in found)
+    found = tuple(round_to(function(*row), result) for row in zip(*rows, strict=True))
     return Host(found, all(value.scalar for value in values), result, all(value.fixed for value in values))
 
 
-def _rounded(value: Any, dtype: torch.dtype) -> Any:
-    """Round a number to its dtype; Python's integers grow without end, and its floats are double."""
-    if dtype == torch.bool:
-        return bool(value)
-    if dtype.is_floating_point:
-        return value if value == (found := torch.tensor(value, dtype=dtype).item()) else found
-    if isinstance(value, int) and _LEAST <= value <= _MOST:
-        return value
-    return (int(value) - _LEAST) % (1 << 64) + _LEAST
+def largest(row: Sequence[Any]) -> Any:
+    """Return the largest of some numbers; NaN if one is."""
+    return math.nan if any(is_nan(value) for value in row) else max(row)
+
+
+def smallest(row: Sequence[Any]) -> Any:
+    """Return the smallest of some numbers; NaN if one is."""
+    return math.nan if any(is_nan(value) for value in row) else min(row)
 
 
 def _whole_quotient(a: Any, b: Any) -> Any:
@@ -192,13 +191,11 @@ HOST_RULES: dict[str, Callable[..., Any]] = {
     "LessOrEqual": operator.le,
     "Greater": operator.gt,
     "GreaterOrEqual": operator.ge,
-    "Max": lambda *row: max(row),
-    "Min": lambda *row: min(row),
+    "Max": lambda *row: largest(row),
+    "Min": lambda *row: smallest(row),
     "Where": lambda condition, a, b: a if condition else b,
     "Neg": operator.neg,
     "Abs": abs,
-    "Floor": math.floor,
-    "Ceil": math.ceil,
     "Not": operator.not_,
 }
 """ONNX's pointwise operators, of numbers; Div is that of integers."""

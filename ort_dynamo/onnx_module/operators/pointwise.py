@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ort_dynamo.graph.rounded_numbers import ceil, divide, floor, is_nan, power_of
 from ort_dynamo.onnx_module.host_values import (
     HOST_RULES,
     Host,
@@ -75,7 +76,7 @@ def _register_host_unary(name: str, function: Callable[[Tensor], Tensor]) -> Non
 
 def _register_binary(name: str, function: Callable[[Any, Any], Tensor]) -> None:
     rule, dtype = HOST_RULES[name], torch.bool if name in _BOOL else None
-    of_floats = operator.truediv if name == "Div" else rule
+    of_floats = divide if name == "Div" else rule
 
     def apply(a: Value, b: Value) -> Value:
         if isinstance(a, Host) and isinstance(b, Host):
@@ -108,8 +109,6 @@ for _name, _function in _UNARY.items():
 for _name, _function in {
     "Neg": torch.neg,
     "Abs": torch.abs,
-    "Floor": torch.floor,
-    "Ceil": torch.ceil,
     "Not": torch.logical_not,
 }.items():
     _register_host_unary(_name, _function)
@@ -130,6 +129,18 @@ for _name, _pair in {
     _register_binary(_name, _pair)
 
 
+@onnx_operator("Floor")
+def round_down(x: Value) -> Value:
+    """Return the largest whole number below or at each element."""
+    return map_host(lambda value: floor(value, x.dtype), x) if isinstance(x, Host) else torch.floor(x)
+
+
+@onnx_operator("Ceil")
+def round_up(x: Value) -> Value:
+    """Return the smallest whole number above or at each element."""
+    return map_host(lambda value: ceil(value, x.dtype), x) if isinstance(x, Host) else torch.ceil(x)
+
+
 @onnx_operator("Identity")
 def identity(x: Value) -> Value:
     """Give back the input."""
@@ -140,7 +151,7 @@ def identity(x: Value) -> Value:
 def power(x: Value, y: Value) -> Value:
     """Compute a power in the base's dtype."""
     if isinstance(x, Host) and isinstance(y, Host):
-        return map_host(_host_power, x, y)
+        return map_host(power_of if x.dtype.is_floating_point else _host_power, x, y)
     if isinstance(x, Tensor) and isinstance(y, Host) and y.scalar:
         return torch.pow(x, y.values[0]).to(x.dtype)
     base, exponent = _all_tensors((x, y))
@@ -148,16 +159,22 @@ def power(x: Value, y: Value) -> Value:
 
 
 def _host_power(a: Any, b: Any) -> Any:
-    if isinstance(a, int) and (isinstance(b, float) or b < 0 or b > 63):
-        return cast_number(math.pow(a, b), torch.int64)
-    return a**b
+    """Return a power of an integer."""
+    return math.trunc(math.pow(a, b)) if isinstance(b, float) or b < 0 or b > 63 else a**b
+
+
+def _host_remainder(a: Any, b: Any) -> Any:
+    """Return the remainder that has the sign of the dividend."""
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a) % abs(b) if a >= 0 else -(abs(a) % abs(b))
+    return math.nan if b == 0 or is_nan(a) or math.isinf(a) else math.fmod(a, b)
 
 
 @onnx_operator("Mod")
 def modulo(a: Value, b: Value, *, fmod: int = 0) -> Value:
     """With the sign of the dividend if `fmod`, else of the divisor."""
     if isinstance(a, Host) and isinstance(b, Host):
-        return map_host(math.fmod if fmod else lambda x, y: x % y, a, b)
+        return map_host(_host_remainder if fmod else operator.mod, a, b)
     return (torch.fmod if fmod else torch.remainder)(*_all_tensors((a, b)))
 
 
@@ -244,7 +261,7 @@ def is_infinite(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1
 def cast(x: Value, *, to: torch.dtype, saturate: int = 1, round_mode: str = "up") -> Value:
     """Change the dtype; `saturate` and `round_mode` concern types of 8 bits, which are not supported."""
     if isinstance(x, Host):
-        return map_host(lambda value: cast_number(value, to), x, dtype=to)
+        return map_host(lambda value: cast_number(value, x.dtype, to), x, dtype=to)
     return x.to(to)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ort_dynamo.onnx_module.host_values import Host, Setting, Value, as_tensor, integers
+from ort_dynamo.graph.rounded_numbers import round_to
+from ort_dynamo.onnx_module.host_values import Host, Setting, Value, as_tensor, integers, largest, smallest
 from ort_dynamo.onnx_module.registry import onnx_operator
 
 __all__: list[str] = []
@@ -75,8 +76,8 @@ _REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
 _HOST: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "ReduceSum": sum,
     "ReduceProd": math.prod,
-    "ReduceMax": max,
-    "ReduceMin": min,
+    "ReduceMax": largest,
+    "ReduceMin": smallest,
 }
 """Reductions of a shape."""
 
@@ -89,7 +90,7 @@ def _register(name: str, function: Callable[[Tensor, list[int], bool], Tensor]) 
 
     def reduced(x: Value, axes: list[int] | None, keepdims: bool, device: torch.device | None) -> Value:
         if isinstance(x, Host) and on_host is not None and x.values and not x.scalar:
-            return Host((on_host(x.values),), not keepdims, x.dtype, x.fixed)
+            return Host((round_to(on_host(x.values), x.dtype),), not keepdims, x.dtype, x.fixed)
         tensor = as_tensor(x, device)
         return function(tensor, _all_axes(tensor, axes), keepdims)
 

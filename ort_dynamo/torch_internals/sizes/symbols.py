@@ -16,7 +16,7 @@ import sympy
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental import symbolic_shapes
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, has_static_value
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ort_dynamo.torch_internals.sizes.size_guards import ask
@@ -28,6 +28,7 @@ __all__ = [
     "expression",
     "given_expression",
     "has_hint_of_one",
+    "has_static_value",  # Dynamo knows this function, and answers it while it traces
     "has_symbolic_sizes",
     "hints",
     "is_nonnegative",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ort_dynamo.graph.rounded_numbers import floor, round_to
 from ort_dynamo.onnx_module.host_values import Setting, integers, numbers
 from ort_dynamo.onnx_module.registry import onnx_operator
 
@@ -80,6 +80,11 @@ def _resize_axis(
     return torch.stack(terms).sum(0)
 
 
+def _resized_length(length: Any, scale: Any) -> Any:
+    """Return the size of a resized axis; ONNX Runtime computes it in float32."""
+    return length if scale == 1 else floor(round_to(length * scale, torch.float32), torch.float32)
+
+
 def _resize(
     x: Tensor,
     scales: list[Any] | None,
@@ -93,7 +98,7 @@ def _resize(
 ) -> Tensor:
     axes = list(range(x.dim())) if axes is None else axes
     if scales is not None:
-        targets = [(math.floor(x.shape[axis] * scale), scale) for axis, scale in zip(axes, scales, strict=True)]
+        targets = [(_resized_length(x.shape[axis], scale), scale) for axis, scale in zip(axes, scales, strict=True)]
     elif sizes is not None:
         targets = [(size, size / x.shape[axis]) for axis, size in zip(axes, sizes, strict=True)]
     else:

@@ -36,7 +36,7 @@ def celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
 @onnx_operator("Selu")
 def selu(x: Tensor, *, alpha: float = 1.6732632423543772, gamma: float = 1.0507009873554805) -> Tensor:
     """gamma times Elu."""
-    return gamma * torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
+    return gamma * F.elu(x, alpha)
 
 
 @onnx_operator("PRelu")

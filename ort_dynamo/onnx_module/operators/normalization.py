@@ -33,7 +33,10 @@ def _normalise(
     by_batch: bool,
     in_place: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    # torch's backward on CPU reads beyond expanded tensors.
+    scale, bias = scale.contiguous(), bias.contiguous()
     if not by_batch:
+        mean, var = mean.contiguous(), var.contiguous()
         return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon), mean, var
     axes = [axis for axis in range(x.dim()) if axis != 1]
     with torch.no_grad():

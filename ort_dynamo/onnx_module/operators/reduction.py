@@ -56,6 +56,14 @@ def _mean(x: Tensor, axes: list[int], keepdims: bool) -> Tensor:
     return torch.div(_sum(x, axes, keepdims), math.prod(x.shape[axis] for axis in axes), rounding_mode="trunc")
 
 
+def _norm(x: Tensor, axes: list[int], keepdims: bool) -> Tensor:
+    if not axes:
+        return torch.abs(x)
+    if x.is_floating_point():  # its gradient of zeros is 0, and that of a square root NaN
+        return torch.linalg.vector_norm(x, 2, axes, keepdim=keepdims)
+    return torch.sqrt(_sum(x * x, axes, keepdims)).to(x.dtype)
+
+
 def _log_sum_exp(x: Tensor, axes: list[int], keepdims: bool) -> Tensor:
     return torch.logsumexp(x, axes, keepdim=keepdims) if axes else x
 
@@ -67,7 +75,7 @@ _REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
     "ReduceMin": lambda x, axes, keepdims: _extreme(x, axes, keepdims, largest=False) if axes else x,
     "ReduceProd": _product,
     "ReduceL1": lambda x, axes, keepdims: _sum(torch.abs(x), axes, keepdims),
-    "ReduceL2": lambda x, axes, keepdims: torch.sqrt(_sum(x * x, axes, keepdims)).to(x.dtype),
+    "ReduceL2": _norm,
     "ReduceLogSum": lambda x, axes, keepdims: torch.log(_sum(x, axes, keepdims)),
     "ReduceLogSumExp": _log_sum_exp,
     "ReduceSumSquare": lambda x, axes, keepdims: _sum(x * x, axes, keepdims),

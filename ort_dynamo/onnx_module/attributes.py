@@ -29,13 +29,13 @@ _KINDS: dict[Any, int] = {
 
 
 def own_attributes(node: onnx.NodeProto, outside: Mapping[str, AttributeProto] | None) -> dict[str, AttributeProto]:
-    """Give a node's attributes by name; one that refers to an attribute of the function around it is that, if there is.
+    """Give a node's attributes by name; one that refers to a function's has its value, if there is one.
 
     Args:
         node: the node.
         outside: the attributes of the function; None outside of functions.
     """
-    found = {}
+    found: dict[str, AttributeProto] = {}
     for attribute in node.attribute:
         if attribute.name in found:
             raise OnnxModelError(reason=f"the attribute {attribute.name!r} occurs twice")
@@ -46,7 +46,9 @@ def own_attributes(node: onnx.NodeProto, outside: Mapping[str, AttributeProto] |
                 reason=f"the attribute {attribute.name!r} refers to a function's, but the node is in none"
             )
         elif attribute.ref_attr_name in outside:
-            found[attribute.name] = outside[attribute.ref_attr_name]
+            found[attribute.name] = AttributeProto()
+            found[attribute.name].CopyFrom(outside[attribute.ref_attr_name])
+            found[attribute.name].name = attribute.name
     return found
 
 

@@ -65,7 +65,7 @@ Setting: TypeAlias = Annotated[Value, "setting"]
 """An input with settings (axes, sizes, ratios): a Host if possible, and never a weight."""
 
 Statistic: TypeAlias = Annotated[Tensor, "statistic"]
-"""An input that keeps a statistic of training: a buffer, never a weight."""
+"""An input with a statistic of training or of the data, such as weights of classes: a buffer, never a weight."""
 
 
 def as_tensor(value: Value, device: torch.device | None = None) -> Tensor:

@@ -32,8 +32,8 @@ class OnnxModule(nn.Module):
 
     A weight is a float initializer of the outermost graph that torch's exporter marked as a parameter. If it marked
     nothing, every float initializer with at least one axis is a weight. Python scalars, such as the epsilon of a norm
-    or a scale, have no axis; name weights without an axis in `scalars`. The running statistics of BatchNormalization
-    and settings (sizes, scales, ratios) are no weights.
+    or a scale, have no axis; name weights without an axis in `scalars`. The running statistics of BatchNormalization,
+    the weights of classes in a loss, and settings (sizes, scales, ratios, bounds) are no weights.
 
     An exporter that folds constants, or shares equal initializers, changes the weights. Export with `optimize=False`,
     or with `do_constant_folding=False` and `training=torch.onnx.TrainingMode.TRAINING`.
@@ -53,7 +53,8 @@ class OnnxModule(nn.Module):
         output_names: the outputs of the graph, in order.
 
     Raises:
-        OnnxModelError: the file is not valid, or a node is not supported, which is named. It is also a ValueError.
+        OnnxModelError: the file is not valid, or a node is not supported, which is named; or a weight without an axis
+            is a setting, such as a bound of Clip, and not in `frozen`. It is also a ValueError.
         TypeError: `model` is no ModelProto.
     """
 
@@ -110,7 +111,7 @@ class OnnxModule(nn.Module):
         self.onnx_names = {}
         for name, one in stored.items():
             holder, leaf = place_of(self, one.key)
-            kind = _kind_of(name, one)
+            kind = _kind_of(name, one, name in frozen)
             if kind == "weight":
                 assert one.data is not None
                 holder.register_parameter(leaf, nn.Parameter(one.data, requires_grad=name not in frozen))
@@ -158,13 +159,13 @@ class OnnxModule(nn.Module):
         return (*inputs, *(named[name] for name in rest))
 
 
-def _kind_of(name: str, one: Stored) -> str:
+def _kind_of(name: str, one: Stored, frozen: bool) -> str:
     """Return the kind of an initializer: "weight"; "buffer", which the state dict has too; or "constant"."""
     if not one.dtype.is_floating_point:
         return "constant"
     special = one.uses & {"statistic", "setting"}
     if special and one.weight and "data" in one.uses:
-        role = "a running statistic" if "statistic" in special else "a setting such as a scale"
+        role = "a statistic" if "statistic" in special else "a setting such as a scale"
         raise OnnxModelError(
             reason=f"the initializer {name!r} is both a weight and {role}: training would change it. "
             "Exporters share initializers of equal values in eval mode; export with dynamo=True, or with "
@@ -173,6 +174,11 @@ def _kind_of(name: str, one: Stored) -> str:
     if "statistic" in one.uses:
         return "buffer"
     if "setting" in one.uses:
+        if one.weight and not one.shape and not frozen:  # then the file or the caller said that it is a weight
+            raise OnnxModelError(
+                reason=f"the weight {name!r} is a setting, such as a bound of Clip, which is not trained; "
+                "name it in `frozen` to keep its value"
+            )
         return "constant"
     if one.weight:
         return "weight"

@@ -66,6 +66,38 @@ def test_settings_and_integers_are_no_weights() -> None:
     assert module(torch.ones(2, 4))[0].shape == (2, 2, 1)
 
 
+def test_a_weight_that_is_a_bound_of_clip_is_refused_unless_it_is_frozen() -> None:
+    nodes = [helper.make_node("Mul", ["x", "w"], ["z"]), helper.make_node("Clip", ["z", "low"], ["y"])]
+    graph = graph_of(nodes, [value("x")], [value("y")], {"w": [1.0] * 4, "low": np.float32(0.5)})
+    assert list(dict(OnnxModule(model_of(graph)).named_parameters())) == ["w"]
+    with pytest.raises(OnnxModelError, match="the weight 'low' is a setting, such as a bound of Clip, which is not tr"):
+        OnnxModule(model_of(graph), scalars=["low"])
+    said = value("low", ())
+    said.metadata_props.add(key="pkg.torch.export.graph_signature.InputSpec.kind", value="PARAMETER")
+    graph.value_info.append(said)
+    with pytest.raises(OnnxModelError, match="the weight 'low' is a setting"):
+        OnnxModule(model_of(graph))
+    module = OnnxModule(model_of(graph), frozen=["low"])
+    assert float(module(torch.zeros(1, 4))[0].detach().min()) == 0.5
+
+
+@pytest.mark.parametrize("name", ["NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"])
+def test_weights_of_classes_are_buffers(name: str) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["z"]), helper.make_node(name, ["z", "t", "classes"], ["loss"])]
+    data = {"w": np.eye(4), "classes": [1.0, 2.0, 3.0, 4.0]}
+    graph = graph_of(nodes, [value("x"), value("t", ("n",), INT64)], [value("loss", ())], data)
+    module = OnnxModule(model_of(graph))
+    assert [name for name, _ in module.named_parameters()] == ["w"]
+    assert [name for name, _ in module.named_buffers()] == ["classes"]
+    x, t = torch.randn(3, 4), torch.tensor([0, 3, 1])
+    (loss,) = module(x, t)
+    loss.backward()
+    function = torch.nn.functional.nll_loss if name.startswith("Neg") else torch.nn.functional.cross_entropy
+    assert_close(loss.detach(), function(x, t, torch.tensor(data["classes"])), "the loss")
+    assert bool(module.w.grad.isfinite().all())
+    assert to_model_proto(module).SerializeToString() == model_of(graph).SerializeToString()
+
+
 def test_names_that_torch_cannot_take_are_mapped() -> None:
     names = ["a", "a.b", "a..c", "forward", "x.training", "m/conv.weight", "_model", "onnx_constants.x", ".", "a_"]
     nodes = [helper.make_node("Sum", ["x", *names], ["y"])]
@@ -192,7 +224,7 @@ def test_running_statistics_are_buffers_and_follow_onnx() -> None:
 def test_a_weight_that_is_a_statistic_too_is_refused() -> None:
     node = helper.make_node("BatchNormalization", ["x", "one", "zero", "zero", "one"], ["y"])
     graph = graph_of([node], [value("x", ("n", 2))], [value("y", ("n", 2))], {"one": [1.0, 1.0], "zero": [0.0, 0.0]})
-    with pytest.raises(OnnxModelError, match="'one' is both a weight and a running statistic"):
+    with pytest.raises(OnnxModelError, match="'one' is both a weight and a statistic"):
         OnnxModule(model_of(graph))
 
 

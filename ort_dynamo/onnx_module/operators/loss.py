@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ort_dynamo.onnx_module.host_values import Setting, integer
+from ort_dynamo.onnx_module.host_values import Setting, Statistic, integer
 from ort_dynamo.onnx_module.registry import MICROSOFT, onnx_operator
 
 __all__: list[str] = []
@@ -23,7 +23,7 @@ _NO_CLASS = -100
 def nll_loss(
     x: Tensor,
     target: Tensor,
-    weight: Tensor | None = None,
+    weight: Statistic | None = None,
     *,
     ignore_index: int | None = None,
     reduction: _Reduction = "mean",
@@ -37,7 +37,7 @@ def nll_loss(
 def cross_entropy(
     scores: Tensor,
     labels: Tensor,
-    weights: Tensor | None = None,
+    weights: Statistic | None = None,
     *,
     ignore_index: int | None = None,
     reduction: _Reduction = "mean",
@@ -53,7 +53,7 @@ def cross_entropy(
 def cross_entropy_internal(
     scores: Tensor,
     labels: Tensor,
-    weights: Tensor | None = None,
+    weights: Statistic | None = None,
     ignore_index: Setting | None = None,
     *,
     reduction: _Reduction = "mean",

@@ -13,8 +13,10 @@ __all__: list[str] = []
 
 @onnx_operator("Range")
 def arrange(start: Setting, limit: Setting, delta: Setting, *, device: torch.device | None) -> Tensor:
-    """From start, by delta, before limit."""
-    return torch.arange(number(start), number(limit), number(delta), dtype=start.dtype, device=device)
+    """From start, by delta, before limit; nothing if start is past it."""
+    first, last, step = number(start), number(limit), number(delta)
+    passed = last < first if step > 0 else last > first
+    return torch.arange(first, first if passed else last, step, dtype=start.dtype, device=device)
 
 
 @onnx_operator("EyeLike")

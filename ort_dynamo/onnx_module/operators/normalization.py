@@ -44,7 +44,9 @@ def _normalise(
         seen_var, seen_mean = torch.var_mean(x.to(mean.dtype), axes, correction=0)
         new_mean = _update(mean, seen_mean, momentum, in_place)
         new_var = _update(var, seen_var, momentum, in_place)
-    return F.batch_norm(x, None, None, scale, bias, True, 0.0, epsilon), new_mean, new_var
+    # that of torch.nn.functional refuses one value per channel
+    found = torch.batch_norm(x, scale, bias, None, None, True, 0.0, epsilon, torch.backends.cudnn.enabled)
+    return found, new_mean, new_var
 
 
 @onnx_operator("BatchNormalization")
@@ -92,7 +94,8 @@ def batch_norm(
 @onnx_operator("InstanceNormalization")
 def instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     """Normalise each plane of (N, C, …)."""
-    return F.instance_norm(x, weight=scale, bias=bias, eps=epsilon)
+    # that of torch.nn.functional refuses one element
+    return torch.instance_norm(x, scale, bias, None, None, True, 0.0, epsilon, torch.backends.cudnn.enabled)
 
 
 @onnx_operator("GroupNormalization", 18)
@@ -123,7 +126,7 @@ def layer_norm(
     stash_type: int = 1,
     outputs: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise over the axes from one on; the mean and 1 / standard deviation are float32 for narrow types."""
+    """Normalise over the axes from one on; the mean and 1 / standard deviation are float32, as `stash_type` says."""
     axis = axis + x.dim() if axis < 0 else axis
     sizes = x.shape[axis:]
     if outputs == 1 and scale.shape == sizes and (bias is None or bias.shape == sizes):
@@ -133,6 +136,8 @@ def layer_norm(
     var, mean = torch.var_mean(wide, axes, correction=0, keepdim=True)
     inverse = torch.rsqrt(var + epsilon)
     found = ((wide - mean) * inverse).to(x.dtype) * scale
+    if stash_type == 1:
+        mean, inverse = mean.to(torch.float32), inverse.to(torch.float32)
     return (found if bias is None else found + bias), mean, inverse
 
 

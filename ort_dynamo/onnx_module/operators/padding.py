@@ -40,6 +40,10 @@ def _pad(x: Tensor, pads: list[int], mode: str, value: Value | None, axes: list[
         inside = F.pad(torch.ones_like(x, dtype=torch.bool), flat, value=False)
         return torch.where(inside, F.pad(x, flat), torch.reshape(as_tensor(value), ()))
     for axis, (before, after) in widths.items():
+        if before < 0 or after < 0:  # is cut first, and filled with the rest
+            cut = max(-before, 0)
+            x = torch.narrow(x, axis, cut, x.shape[axis] - cut - max(-after, 0))
+            before, after = max(before, 0), max(after, 0)
         x = torch.index_select(x, axis, _places(x.shape[axis], before, after, mode, x.device))
     return x
 

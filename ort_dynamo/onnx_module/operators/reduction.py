@@ -65,7 +65,7 @@ def _norm(x: Tensor, axes: list[int], keepdims: bool) -> Tensor:
 
 
 def _log_sum_exp(x: Tensor, axes: list[int], keepdims: bool) -> Tensor:
-    return torch.logsumexp(x, axes, keepdim=keepdims) if axes else x
+    return torch.logsumexp(x, axes, keepdim=keepdims).to(x.dtype) if axes else x
 
 
 _REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
@@ -76,7 +76,7 @@ _REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
     "ReduceProd": _product,
     "ReduceL1": lambda x, axes, keepdims: _sum(torch.abs(x), axes, keepdims),
     "ReduceL2": _norm,
-    "ReduceLogSum": lambda x, axes, keepdims: torch.log(_sum(x, axes, keepdims)),
+    "ReduceLogSum": lambda x, axes, keepdims: torch.log(_sum(x, axes, keepdims)).to(x.dtype),
     "ReduceLogSumExp": _log_sum_exp,
     "ReduceSumSquare": lambda x, axes, keepdims: _sum(x * x, axes, keepdims),
 }

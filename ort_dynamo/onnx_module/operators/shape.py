@@ -181,14 +181,16 @@ def _slice(x: Value, starts: list[int], ends: list[int], axes: list[int] | None,
         values = x.values
         for start, end, _, step in zip(starts, ends, axes, steps, strict=True):
             backwards = step < 0 and end < -len(values)
+            if step < 0:  # a start before the first element is the first one
+                start = max(start, -len(values))
             values = values[start : None if backwards else end : step]
         return x._replace(values=values)
     places: list[slice] = [slice(None)] * x.dim()
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step < 0:
             length = x.shape[axis]
-            start = min(start + length if start < 0 else start, length - 1)
-            end = max(end + length if end < 0 else end, -1)
+            start = min(max(start + length, 0) if start < 0 else start, length - 1)
+            end = max(end + length, -1) if end < 0 else min(end, length - 1)
             x = torch.flip(x, [axis])
             start, end, step = length - 1 - start, length - 1 - end, -step
         places[axis] = slice(start, end, step)

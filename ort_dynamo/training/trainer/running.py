@@ -6,6 +6,7 @@ import contextlib
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any, NoReturn, cast
 
@@ -88,7 +89,9 @@ class RunningModel:
 
     def _begin(self) -> None:
         self._whole = {
-            updates: WholeStep(self._entry("train"), PREFIX, self.state, self.options, kind, recurrent=self._recurrent)
+            updates: WholeStep(
+                partial(self._entry, "train"), PREFIX, self.state, self.options, kind, recurrent=self._recurrent
+            )
             for updates, kind in self._kinds.items()
         }
         self.records: list[CompileRecord] = []

@@ -63,7 +63,6 @@ class SplitStep:
         self._region = compile_region(called, self._compile, dynamic=dynamic, recurrent=recurrent)
         self.records: list[CompileRecord] = []
         self.trained_nothing: bool = True
-        self._gathered: set[str] = set()
 
     def __call__(self, inputs: Sequence[Any], lr: float, scale: float, kind: StepKind) -> tuple[Any, bool]:
         """Run one step.
@@ -90,8 +89,8 @@ class SplitStep:
         if kind.gathers > 1 and not adds:
             if reached:
                 torch._foreach_add_([weight.gathered for weight in weights if weight.gathered is not None], gradients)
-            self._gathered |= {weight.name for weight in weights}
-            weights = [weight for weight in self._state.weights if weight.name in self._gathered]
+            self._state.reached |= {weight.name for weight in weights}
+            weights = [weight for weight in self._state.weights if weight.name in self._state.reached]
             gradients = [weight.gathered for weight in weights if weight.gathered is not None]
         if not kind.updates:
             return outputs, True
@@ -99,7 +98,6 @@ class SplitStep:
             device = outputs[0].device
             all_finite = _update(self._state, weights, gradients, lr, scale, kind, together, self._zero, device)
             self._state.forget_gathered()
-            self._gathered.clear()
         return outputs, all_finite
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -200,8 +200,9 @@ def load_optimizer(state: TrainingState, given: Mapping[str, Any]) -> Callable[[
 
 
 def gathered_section(state: TrainingState) -> _Section:
-    """Give the sums of gradients since the last update."""
-    return {one.name: _array(one.gathered) for one in state.weights if one.gathered is not None}
+    """Give the sums of gradients since the last update, of the weights that have had one."""
+    reached = (one for one in state.weights if one.name in state.reached)
+    return {one.name: _array(one.gathered) for one in reached if one.gathered is not None}
 
 
 def load_gathered(state: TrainingState, given: Mapping[str, Any]) -> Callable[[], None]:
@@ -223,6 +224,7 @@ def load_gathered(state: TrainingState, given: Mapping[str, Any]) -> Callable[[]
     def load() -> None:
         state.forget_gathered()
         _copy(taken)
+        state.reached.update(one.name for one in state.weights if one.gathered is not None and one.name in section)
 
     return load
 

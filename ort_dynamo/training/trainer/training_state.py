@@ -87,6 +87,10 @@ class TrainingState:
         rules: name -> how it is updated.
         gathers: whether gradients of several steps go into one update.
         tied: another name of one of the parameters -> its name.
+
+    Attributes:
+        reached: names of weights that have had a gradient since the last update, where gradients are gathered. An
+            update leaves the others alone, as torch's optimizers do where a gradient is None.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class TrainingState:
         tied: Mapping[str, str] = {},
     ) -> None:
         self._tied = dict(tied)
+        self.reached: set[str] = set()
         self.weights: list[TrainedWeight] = [
             _weight(name, one, rules[name], gathers) for name, one in parameters.items()
         ]
@@ -154,6 +159,7 @@ class TrainingState:
 
     def forget_gathered(self) -> None:
         """Begin to gather gradients anew."""
+        self.reached.clear()
         if gathered := [weight.gathered for weight in self.weights if weight.gathered is not None]:
             torch._foreach_zero_(gathered)
 

@@ -5,8 +5,9 @@ ONNX Runtime then runs all of it in one session, with no Python between the grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,20 +49,30 @@ class WholeStepModule(nn.Module):
     """Calls a forward graph, computes its gradients and updates weights. It is functional: nothing changes in place.
 
     Its inputs are those of the graph; then `lr` and `scale` (float64, 0-d), the count of each group (int64, 0-d), and
-    for each weight: the master weight if the parameter has a narrower dtype, its moments if the step updates, and the
-    accumulated gradient if it accumulates. Its outputs are those of the graph, and more. A step that updates also
-    returns `all_finite` (bool, 0-d), the new master and moments of each weight, and the counts if it stands alone. A
-    step that does not update returns the accumulated gradient of each weight.
+    for each weight: the master weight if no input of the graph is it, its moments if the step updates, and the
+    accumulated gradient if it accumulates. A parameter of a narrower dtype is not its master weight, and the graph does
+    not read a weight that only earlier steps of the accumulation read. Its outputs are those of the graph, and more. A
+    step that updates also returns `all_finite` (bool, 0-d), the new master and moments of each weight, and the counts
+    if it stands alone. A step that does not update returns the accumulated gradient of each weight.
 
     Args:
         graph: the forward graph. One output requires a gradient: the loss.
         groups: the weights, grouped by their update rule.
-        places: for each weight, in this order, the index of the graph's input that is its parameter.
+        places: for each weight, in this order, the index of the graph's input that is its parameter, or None.
         kind: the tasks of the step.
+        reached: names of weights that had a gradient in earlier steps of the accumulation, for a step that updates.
+
+    Attributes:
+        found: names of the weights that have a gradient in this step, once it was traced.
     """
 
     def __init__(
-        self, graph: GraphModule, groups: Sequence[UpdateGroup], places: Sequence[int], kind: StepKind
+        self,
+        graph: GraphModule,
+        groups: Sequence[UpdateGroup],
+        places: Sequence[int | None],
+        kind: StepKind,
+        reached: Container[str] = (),
     ) -> None:
         super().__init__()
         self.graph_module = graph
@@ -69,7 +80,11 @@ class WholeStepModule(nn.Module):
         self._inputs = len(graph.graph.find_nodes(op="placeholder"))
         self._places = tuple(places)
         self._groups = [(group.rule, len(group.weights)) for group in groups]
-        self._narrow = [weight.is_narrow for group in groups for weight in group.weights]
+        weights = [weight for group in groups for weight in group.weights]
+        self._names = [weight.name for weight in weights]
+        self._narrow = [weight.is_narrow for weight in weights]
+        self._reached = [weight.name in reached for weight in weights]
+        self.found: set[str] = set()
 
     def forward(self, *args: Any) -> list[Any]:
         """Compute the step."""
@@ -79,21 +94,20 @@ class WholeStepModule(nn.Module):
         rules = [rule for rule, size in self._groups for _ in range(size)]
         masters, moments, gathered = [], [], []
         for rule, place, is_narrow in zip(rules, self._places, self._narrow, strict=True):
-            masters.append(next(rest) if is_narrow else inputs[place])
+            masters.append(next(rest) if is_narrow or place is None else inputs[place])
             moments.append([next(rest) for _ in range(rule.moments)] if self._kind.updates else [])
             gathered.append(next(rest) if self._kind.gathers > 1 else None)
         outputs, found = self._gradients(inputs, scale)
+        self.found = {name for name, gradient in zip(self._names, found, strict=True) if gradient is not None}
         gradients = [
             None if gradient is None else gradient.to(master.dtype)
             for gradient, master in zip(found, masters, strict=True)
         ]
-        sums = [
-            gradient if before is None or gradient is None else before + gradient
-            for before, gradient in zip(gathered, gradients, strict=True)
-        ]
+        sums = [_sum(before, gradient) for before, gradient in zip(gathered, gradients, strict=True)]
         if not self._kind.updates:
-            kept = zip(sums, gathered, strict=True)
-            return [*outputs, *(before if total is None else total for total, before in kept)]
+            return [*outputs, *sums]
+        has_sum = (now or name in self.found for now, name in zip(self._reached, self._names, strict=True))
+        sums = [total if known else None for total, known in zip(sums, has_sum, strict=True)]
         with torch.autocast(masters[0].device.type, enabled=False):
             made = self._update(masters, sums, moments, counts, lr, scale)
         if self._kind.stands_alone:
@@ -102,8 +116,8 @@ class WholeStepModule(nn.Module):
 
     def _gradients(self, inputs: list[Any], scale: Tensor) -> tuple[list[Any], Sequence[Tensor | None]]:
         with torch.enable_grad():
-            leaves = [inputs[place].detach().requires_grad_() for place in self._places]
-            for place, leaf in zip(self._places, leaves, strict=True):
+            leaves = {place: inputs[place].detach().requires_grad_() for place in self._places if place is not None}
+            for place, leaf in leaves.items():
                 inputs[place] = leaf
             with preserve_node_meta():  # traced operators of a node keep its module and the user's line
                 outputs = Interpreter(self.graph_module).run(*inputs)
@@ -117,8 +131,11 @@ class WholeStepModule(nn.Module):
             device = losses[0].device.type
             seed = scale.to(losses[0].dtype) if self._kind.scales else torch.ones_like(losses[0])
             with torch.autocast(device, enabled=False):  # as torch's engine: the forward's casts have their gradients
-                found = torch.autograd.grad(losses[0], leaves, seed.expand_as(losses[0]), allow_unused=True)
-        return [one.detach() if isinstance(one, Tensor) else one for one in outputs], found
+                given = [*leaves.values()]
+                found = torch.autograd.grad(losses[0], given, seed.expand_as(losses[0]), allow_unused=True)
+        by_place: dict[int | None, Tensor | None] = dict(zip(leaves, found, strict=True))
+        gradients = [by_place.get(place) for place in self._places]
+        return [one.detach() if isinstance(one, Tensor) else one for one in outputs], gradients
 
     def _update(
         self,
@@ -151,18 +168,28 @@ class WholeStepModule(nn.Module):
             rows = dict(zip(reached, zip(updated.weights, *updated.moments, strict=True), strict=True))
             for index in every:
                 before = (masters[index], *moments[index])
-                row = rows.get(index, before)  # a weight on which the loss does not depend stays as it is
+                row = rows.get(index, before)  # a weight on which no loss depends stays as it is
                 if kind.stands_alone and kind.scales:
                     row = tuple(torch.where(all_finite, a, b) for a, b in zip(row, before, strict=True))
                 made.extend(row)
         return [all_finite, *made]
 
 
+def _sum(before: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    if before is None or gradient is None:
+        return gradient if before is None else before
+    return before + gradient
+
+
+_NOTHING: tuple[list[TrainedWeight], list[Tensor], frozenset[str]] = ([], [], frozenset())
+
+
 class WholeStep:
     """Runs steps of one kind, each as one compiled graph.
 
     Args:
-        called: gives the loss and the outputs of the model; the loss alone of them has a gradient.
+        entry: makes a function with code of its own, which gives the loss and the outputs of the model; the loss alone
+            of them has a gradient.
         prefix: the beginning of parameters' names in it, before their names in the state.
         state: the trained state; the steps change it.
         options: how to compile.
@@ -175,7 +202,7 @@ class WholeStep:
 
     def __init__(
         self,
-        called: Callable[..., Any],
+        entry: Callable[[], Callable[..., Any]],
         prefix: str,
         state: TrainingState,
         options: Options,
@@ -187,11 +214,13 @@ class WholeStep:
         self._prefix = prefix
         self._options = options
         self._kind = kind
-        self._region = compile_region(called, self._compile, dynamic=None, whole=True, recurrent=recurrent)
+        self._entry = entry
+        self._recurrent = recurrent
+        self._regions: dict[frozenset[str], Callable[..., Any]] = {}
         self.has_begun: bool = False
         self._lr = torch.zeros((), dtype=torch.float64)
         self._scale = torch.ones((), dtype=torch.float64)
-        self._pending: tuple[list[TrainedWeight], list[Tensor]] = ([], [])
+        self._pending: tuple[list[TrainedWeight], list[Tensor], frozenset[str]] = _NOTHING
         self.records: list[CompileRecord] = []
 
     def __call__(self, inputs: Sequence[Any], lr: float, scale: float) -> tuple[Any, bool]:
@@ -208,10 +237,10 @@ class WholeStep:
         self.has_begun = False
         self._lr.fill_(lr)
         self._scale.fill_(scale)
-        outputs = self._region(*inputs)
-        weights, made = self._pending
-        self._pending = ([], [])
+        outputs = self._region()(*inputs)
+        (weights, made, with_gradient), self._pending = self._pending, _NOTHING
         if not self._kind.updates:
+            self._state.reached |= with_gradient
             torch._foreach_copy_([one.gathered for one in weights if one.gathered is not None], made)
             return outputs, True
         all_finite = not self._kind.scales or bool(made[0])
@@ -223,14 +252,27 @@ class WholeStep:
         self._state.forget_gathered()
         return outputs, all_finite
 
-    def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _region(self) -> Callable[..., Any]:
+        """Return the region for the weights that earlier steps of the accumulation have reached.
+
+        A graph that updates has these weights as inputs, also where its own forward does not read them.
+        """
+        reached = frozenset(self._state.reached if self._kind.updates else ())
+        if reached not in self._regions:
+            backend = partial(self._compile, reached=reached)
+            self._regions[reached] = compile_region(
+                self._entry(), backend, dynamic=None, whole=True, recurrent=self._recurrent
+            )
+        return self._regions[reached]
+
+    def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], reached: frozenset[str]) -> Callable[..., Any]:
         names = read_program(gm, example_inputs).inputs
         places = {self._state.name_of(name.removeprefix(self._prefix)): index for index, name in enumerate(names)}
-        groups = self._state.groups_of(places)
+        groups = self._state.groups_of({*places, *reached})
         weights = [weight for group in groups for weight in group.weights]
-        if not weights:
+        trained = [places.get(weight.name) for weight in weights]
+        if all(place is None for place in trained):
             raise TrainingGraphError(reason="it reads no trainable weight")
-        trained = [places[weight.name] for weight in weights]
         own = {id(weight.parameter) for weight in self._state.by_name.values()}
         if any(id(one) in own and place not in trained for place, one in enumerate(example_inputs)):
             raise TrainingGraphError(reason="it reads a trainable weight whose name cannot be told")
@@ -238,22 +280,28 @@ class WholeStep:
 
         def more_inputs() -> list[Tensor]:
             made = [self._lr, self._scale, *(group.count for group in groups)]
-            for weight in weights:
-                made += [weight.master] * weight.is_narrow + weight.moments * self._kind.updates
+            for weight, place in zip(weights, trained, strict=True):
+                made += [weight.master] * (weight.is_narrow or place is None)
+                made += weight.moments * self._kind.updates
                 if self._kind.gathers > 1 and weight.gathered is not None:
                     made.append(weight.gathered)
             return made
 
-        compiled, record = compile_step(
-            gm,
-            example_inputs,
-            lambda graph: WholeStepModule(graph, groups, trained, self._kind),
-            more_inputs(),
-            self._options,
-        )
+        found: list[WholeStepModule] = []
+
+        def around(graph: GraphModule) -> WholeStepModule:
+            found.append(WholeStepModule(graph, groups, trained, self._kind, reached))
+            return found[-1]
+
+        compiled, record = compile_step(gm, example_inputs, around, more_inputs(), self._options)
+        with_gradient = frozenset(found[-1].found)
         self.records.append(record)
         count = len(gm.graph.find_nodes(op="output")[0].args[0])
-        parameters = [(place, weight.parameter.detach()) for place, weight in zip(trained, weights, strict=True)]
+        parameters = [
+            (place, weight.parameter.detach())
+            for place, weight in zip(trained, weights, strict=True)
+            if place is not None
+        ]
 
         def run(*inputs: Any) -> tuple[Any, ...]:
             self.has_begun = True
@@ -262,7 +310,7 @@ class WholeStep:
                 given[place] = parameter
             with torch.no_grad():
                 results = compiled(*given, *more_inputs())
-            self._pending = weights, list(results[count:])
+            self._pending = weights, list(results[count:]), with_gradient
             return tuple(results[:count])
 
         assert before == len(example_inputs)

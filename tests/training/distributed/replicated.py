@@ -15,7 +15,7 @@ from ort_dynamo import ORTTrainer, amp, optim
 from ort_dynamo.training.ort_trainer import IODescription, ModelDescription
 from ort_dynamo.training.ort_trainer import ORTTrainer as FirstTrainer
 
-__all__ = ["CASES", "Normed", "cases", "joined", "make", "resume", "save", "share", "train"]
+__all__ = ["CASES", "Normed", "cases", "joined", "make", "resume", "resume_within", "save", "share", "train"]
 
 SIZE = 8
 """The size of a joined batch, which divides by 1, 2 and 4."""
@@ -188,6 +188,28 @@ def resume(rank: int, world: int, folder: Path, saved: int) -> dict[str, list[fl
         trainer = make(rank, world, config, _ZERO, model)
         assert trainer.load_checkpoint(*(folder / f"{name}-{one}" for one in range(saved))) == {"epoch": 3}
         found[name] = train(trainer, share(joined(), rank, world)[10:])
+    return found
+
+
+class BySize(Normed):
+    """Has one layer more for a small batch."""
+
+    def forward(self, input1: Tensor) -> Tensor:
+        hidden = self.fc1(input1) if input1.shape[0] > 2 else self.fc1(self.unused(input1))
+        return self.fc2(torch.tanh(hidden))
+
+
+def resume_within(rank: int, world: int) -> list[dict[str, Any]]:
+    """The weights after an accumulation that goes on, and after one that resumes where fewer weights are reached."""
+    levels = {"batch": {"gradient_accumulation_steps": 2}}
+    went_on, resumed = (make(rank, world, optim.AdamConfig(lr=0.1), levels, BySize) for _ in range(2))
+    (small, large) = (share(joined(1, size), rank, world)[0] for size in (2 * world, 4 * world))
+    went_on.train_step(*small)
+    resumed.load_state_dict(went_on.state_dict())
+    found = []
+    for trainer in (went_on, resumed):
+        trainer.train_step(*large)
+        found.append(weights_of(trainer))
     return found
 
 

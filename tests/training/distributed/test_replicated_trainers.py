@@ -138,6 +138,11 @@ def test_training_resumes_on_fewer_ranks(ranks: Ranks, tmp_path: Path, world: in
         np.testing.assert_allclose(train(trainer, [own])[0], went_on[rank]["normed"][0], **CLOSE)
 
 
+def test_processes_resume_within_an_accumulation(ranks: Ranks) -> None:
+    for went_on, resumed in ranks.run(replicated.resume_within, 2):
+        assert all(np.array_equal(one, resumed[name]) for name, one in went_on.items())
+
+
 # -- errors --------------------------------------------------------------------------------------------------------
 
 

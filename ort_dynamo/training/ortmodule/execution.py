@@ -177,9 +177,9 @@ class ExecutionManager:
             check_inputs(inputs, kwargs)
             if self._report is not None:
                 self._report.before_forward()
-            outputs = self._for_all_sizes(*inputs, **kwargs) if self._has_run else self._first(inputs, kwargs)
+            outputs = self._later(inputs, kwargs) if self._has_run else self._first(inputs, kwargs)
             if self._records:
-                self._look_at_compiled(outputs)
+                self._save_compiled()
         except Exception as error:
             known = self._in_family(error, inputs, kwargs)
             if known is None:
@@ -218,9 +218,23 @@ class ExecutionManager:
         self._has_run = True
         return outputs
 
-    def _look_at_compiled(self, outputs: Any) -> None:
+    def _later(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run, and check the results if the call compiled.
+
+        If these do not fit, calls after this one run in PyTorch. This call has changed buffers and random generators
+        already, so it keeps its results.
+        """
+        outputs = self._for_all_sizes(*inputs, **kwargs)
+        if self._records:
+            try:
+                check_outputs(outputs)
+            except ORTModuleIOError as error:
+                self._fallback_manager.handle_exception(error)
+                self._fallback_manager.note()
+        return outputs
+
+    def _save_compiled(self) -> None:
         records, self._records = self._records, []
-        check_outputs(outputs)
         if self._saved is not None:
             for record in records:
                 self._saved.write(record)

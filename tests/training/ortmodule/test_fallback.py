@@ -99,6 +99,38 @@ def test_a_result_of_another_type_is_pytorchs_with_pytorchs_side_effects() -> No
     torch.testing.assert_close(ort_model.norm.running_mean, model.norm.running_mean, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("retry", ["0", "1"])
+def test_a_later_result_of_another_type_has_side_effects_once(retry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SometimesPoint(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Any:
+            self.calls += 1
+            y = torch.nn.functional.dropout(self.norm(x))
+            return Point(y, y) if x.shape[0] == 3 else y
+
+    monkeypatch.setenv("ORTMODULE_FALLBACK_RETRY", retry)
+    model = SometimesPoint()
+    ort_model = ORTModule(copy.deepcopy(model))
+    inputs = [torch.randn(size, 4) for size in (6, 3, 5, 3)]
+    found, said = [], 0
+    for module in (model, ort_model):
+        torch.manual_seed(3)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            outputs = [module(x) for x in inputs]
+        found.append([one.x if isinstance(one, Point) else one for one in outputs])
+        said += sum("ORTModuleIOError" in str(one.message) for one in caught)
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected)
+    assert said >= 1
+    assert ort_model.norm.num_batches_tracked == ort_model.calls == 4
+    torch.testing.assert_close(ort_model.norm.running_mean, model.norm.running_mean)
+
+
 def test_without_a_matching_policy_the_exception_is_raised_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DEVICE|FALLBACK_UNSUPPORTED_ONNX_MODEL")
     ort_model = ORTModule(ToPoint())

@@ -36,6 +36,7 @@ __all__ = [
     "forget_compiled",
     "forget_dispatch",
     "fused_adamw",
+    "guard_hooks",
     "has_recurrent_layers",
     "is_absent",
     "is_container",
@@ -111,6 +112,33 @@ def _logging_methods() -> Iterator[Callable[..., Any]]:
 
 
 _LEVELS = frozenset({"critical", "debug", "error", "exception", "fatal", "info", "log", "warn", "warning"})
+
+
+_compiles = private("torch._dynamo:callback_handler")
+
+
+def guard_hooks() -> None:
+    """Make the compile that runs guard on the hooks of modules, which Dynamo skips by default; call this in a backend.
+
+    Dynamo reads the setting when it makes guards, after the backend. A setting of each call would double the time of a
+    small module's call. If torch lacks the setting or the end of a compile, this does nothing.
+    """
+    global _guards_hooks
+    if _compiles is None or not getattr(_config, "skip_nnmodule_hook_guards", False):
+        return
+    if _skip_hooks_again not in _compiles.end_callbacks:  # torch._dynamo.reset() removes it
+        _compiles.register_end_callback(_skip_hooks_again)
+    _guards_hooks, _config.skip_nnmodule_hook_guards = True, False
+
+
+def _skip_hooks_again(*_: Any) -> None:
+    global _guards_hooks
+    if _guards_hooks:
+        _guards_hooks, _config.skip_nnmodule_hook_guards = False, True
+
+
+_guards_hooks = False
+"""True until the end of a compile that guards on hooks."""
 
 
 def has_recurrent_layers(module: nn.Module) -> bool:

@@ -46,6 +46,7 @@ from ort_dynamo.training.torch_internals import (
     MOST_GRAPHS,
     compile_region,
     forget_compiled,
+    guard_hooks,
     has_recurrent_layers,
     raised_by_backend,
 )
@@ -86,6 +87,7 @@ class _Backend:
     registered: tuple[int, int]
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        guard_hooks()
         devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
         device = "cuda" if "cuda" in devices else "cpu"
         options = make_options(
@@ -268,9 +270,9 @@ class ExecutionManager:
 class _Code:
     """The code of functions that call modules of one class, in one mode.
 
-    Dynamo stores compiled graphs with the code. So a second module of the class with the same structure reuses the
-    graphs of the first, as in torch.compile. If there are many graphs, the next module gets new code, so that none
-    reaches Dynamo's recompile limit.
+    Dynamo stores compiled graphs with the code. So a second module of the class with the same structure and hooks
+    reuses the graphs of the first, as in torch.compile. If there are many graphs, the next module gets new code, so
+    that none reaches Dynamo's recompile limit.
 
     Attributes:
         code: the code object.

@@ -279,6 +279,23 @@ def test_a_second_module_of_a_class_compiles_nothing() -> None:
     assert compiles() == before
 
 
+def test_a_second_module_of_a_class_keeps_its_own_hooks() -> None:
+    x = torch.randn(3, 8)
+    ort_models = [ORTModule(Dense()) for _ in range(2)]
+
+    def assert_like_eager() -> None:
+        for ort_model in ort_models:
+            torch.testing.assert_close(ort_model(x), ort_model.module(x))
+
+    handle = ort_models[1].fc1.register_forward_hook(lambda module, args, output: output + 1)
+    assert_like_eager()
+    ort_models[0].fc1.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    assert_like_eager()
+    handle.remove()
+    assert_like_eager()
+    assert torch._dynamo.config.skip_nnmodule_hook_guards
+
+
 def test_libraries_take_it_for_a_compiled_module() -> None:
     accelerate = pytest.importorskip("accelerate")
     ort_model = ORTModule(Dense())

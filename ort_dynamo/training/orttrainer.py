@@ -28,7 +28,7 @@ from ort_dynamo.training.trainer.guarded_step import GuardedSteps
 from ort_dynamo.training.trainer.model_with_loss import OnnxCombined
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import check_device, training_device
-from ort_dynamo.training.trainer.state_dicts import TrainedWeights, model_section
+from ort_dynamo.training.trainer.state_dicts import TrainedWeights, copied_state, model_section
 from ort_dynamo.training.trainer.trainer_state import load_trainer_state, trainer_state
 
 __all__ = ["ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"]
@@ -329,7 +329,7 @@ class ORTTrainer:
                 "Please run train_step or eval_step at least once before calling ORTTrainer.state_dict()."
             )
             warnings.warn(message, UserWarning, stacklevel=2)
-            return dict(self._waiting[0]) if self._waiting is not None else {}
+            return copied_state(self._waiting[0]) if self._waiting is not None else {}
         if pytorch_format:
             arrays = model_section(self._running.state, self._running.combined.model)["full_precision"]
             return {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -349,7 +349,7 @@ class ORTTrainer:
         if not isinstance(state_dict, Mapping):
             raise RuntimeError(f"state_dict is {type(state_dict).__name__}, where a dict is expected")
         if self._running is None:
-            self._waiting = state_dict, strict
+            self._waiting = copied_state(state_dict), strict
         else:
             self._load(state_dict, strict)
 

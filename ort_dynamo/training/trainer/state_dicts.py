@@ -23,6 +23,7 @@ from ort_dynamo.training.trainer.update_rules import LambRule
 __all__ = [
     "TrainedWeights",
     "check_keys",
+    "copied_state",
     "gathered_section",
     "load_gathered",
     "load_model",
@@ -227,6 +228,21 @@ def load_gathered(state: TrainingState, given: Mapping[str, Any]) -> Callable[[]
         state.reached.update(one.name for one in state.weights if one.gathered is not None and one.name in section)
 
     return load
+
+
+def copied_state(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a state_dict, with arrays and tensors of its own; values of other types are the given ones."""
+    return {name: _copied(value) for name, value in given.items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return copied_state(value)
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return list(value) if isinstance(value, list) else value
 
 
 def section_of(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -105,7 +105,28 @@ def test_before_the_first_step_the_state_is_empty_or_the_one_that_waits() -> Non
     state = trained("sgd").state_dict()
     trainer.load_state_dict(state)
     with pytest.warns(UserWarning, match=text):
-        assert trainer.state_dict() == state
+        found = trainer.state_dict()
+    assert found.keys() == state.keys()
+    tree = torch.utils._pytree.tree_leaves
+    assert all(np.array_equal(a, b) for a, b in zip(tree(found), tree(state), strict=True))
+
+
+@pytest.mark.parametrize("as_tensors", [False, True], ids=["arrays", "tensors"])
+def test_a_state_that_waits_is_a_copy(as_tensors: bool) -> None:
+    first, second = trained("sgd"), make_trainer(CONFIGS["sgd"]())
+    expected, state = weights(first), first.state_dict()
+    section = state["model"]["full_precision"]
+    if as_tensors:
+        section.update({name: torch.from_numpy(one) for name, one in section.items()})
+    second.load_state_dict(state)
+    with pytest.warns(UserWarning, match="not initialized yet"):
+        waits = second.state_dict()
+    for one in (*section.values(), *waits["model"]["full_precision"].values()):
+        one *= 0
+    waits["model"]["full_precision"].clear()
+    section.clear()
+    second.eval_step(*batches(1)[0])
+    assert all(np.array_equal(one, expected[name]) for name, one in weights(second).items())
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------

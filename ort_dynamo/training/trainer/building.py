@@ -195,7 +195,8 @@ def _running_model(
     """
     model = combined.to(device).model
     asked = options.distributed
-    frozen = options.utils.frozen_weights
+    of_file = {name: key for key, name in model.onnx_names.items()} if isinstance(model, OnnxModule) else {}
+    frozen = {of_file.get(name, name): name for name in options.utils.frozen_weights}
     if several and not any(one.requires_grad and name not in frozen for name, one in model.named_parameters()):
         reason = "no parameter of the model requires a gradient, so several processes have nothing to train"
         raise SeveralProcessesError(reason=reason)
@@ -208,7 +209,7 @@ def _running_model(
     parameters = dict(model.named_parameters())
     every = dict(model.named_parameters(remove_duplicate=False))
     known = {*every, *dict(model.named_buffers())}
-    if missing := [name for name in frozen if name not in known]:
+    if missing := [name for key, name in frozen.items() if key not in known]:
         raise RuntimeError(f"{missing} params from 'frozen_weights' not found in the ONNX model.")
     for name, parameter in every.items():
         if name in frozen:
@@ -225,7 +226,7 @@ def _running_model(
     }
     names = {one: name for name, one in parameters.items()}
     tied = {name: names[one] for name, one in every.items() if names[one] != name}
-    rules = rules_of(config, list(trained), known, tied)
+    rules = rules_of(config, list(trained), {*known, *of_file}, {**of_file, **tied})
     gathers = options.batch.gradient_accumulation_steps
     together = Together()
     zero = None

@@ -132,7 +132,7 @@ def rules_of(
         config: the optimizer's.
         names: the weights that are trained.
         known: all that the model has; a group that names another is warned of.
-        tied: another name of a weight -> its name; a group may have either.
+        tied: another name of a weight, such as an ONNX file's -> its name; a group may have either.
     """
     given = {name: group for group in reversed(config.params) for name in group["params"]}
     by_name = {tied.get(name, name): group for name, group in given.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from small_trainers import DESC, SGD, Mlp, batches, classify, losses, make_options, make_trainer, weights
 
 from ort_dynamo import ORTTrainer, ORTTrainerOptions, amp, optim
@@ -109,6 +111,36 @@ def test_frozen_weights_stay_and_have_no_state() -> None:
     assert not np.array_equal(weights(trainer)["fc1.bias"], model.fc1.bias.detach().numpy())
     assert trainer.state_dict()["optimizer"].keys() == {"fc1.bias", "fc2.weight", "fc2.bias"}
     assert model.fc1.weight.requires_grad
+
+
+@pytest.mark.parametrize("name", ["dense.weight", "forward", "training", "layer.1.", "v"])
+def test_frozen_weights_and_groups_take_the_names_of_an_onnx_file(name: str) -> None:
+    tensors = [numpy_helper.from_array(np.ones(size, np.float32), one) for one, size in ((name, (4, 4)), ("v.a", 4))]
+    nodes = [
+        helper.make_node("MatMul", ["x", name], ["h"]),
+        helper.make_node("Mul", ["h", "v.a"], ["y"]),
+        helper.make_node("ReduceMean", ["y"], ["loss"], keepdims=0),
+    ]
+    x, loss = (helper.make_tensor_value_info(one, 1, shape) for one, shape in (("x", ["b", 4]), ("loss", [])))
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [loss], tensors), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    desc = {"inputs": [("x", ["b", 4])], "outputs": [("loss", [], True)]}
+    options = make_options(utils={"frozen_weights": [name]})
+    trainer = ORTTrainer(model, desc, optim.SGDConfig(lr=0.1), None, options)
+    trainer.train_step(torch.ones(2, 4))
+    moved = [not np.array_equal(one, np.ones_like(one)) for one in weights(trainer).values()]
+    assert sorted(moved) == [False, True]
+    (weight,) = [key for key, one in weights(trainer).items() if one.ndim == 2]
+    assert (weights(trainer)[weight] == 1).all()
+    config = optim.AdamConfig([{"params": [name], "alpha": 0.5}], lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer = ORTTrainer(model, desc, config, None, make_options())
+        trainer.train_step(torch.ones(2, 4))
+    assert trainer._running is not None
+    alphas = {group.weights[0].name: group.rule.alpha for group in trainer._running.state.groups}  # type: ignore[union-attr]
+    assert alphas == {weight: 0.5, "v.a": 0.9}
 
 
 def test_a_frozen_weight_that_is_not_there_is_refused() -> None:

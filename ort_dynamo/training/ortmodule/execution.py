@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 
 from ort_dynamo.embedding import CompileRecord, RunWatch, compile_recorded, find_gaps, forget_compiles, make_options
 from ort_dynamo.errors import (
+    FallbackRefusedError,
     InvalidOptionError,
     NotCompiledError,
     ProviderNotAvailableError,
@@ -212,7 +213,9 @@ class ExecutionManager:
             error = NotCompiledError(name=type(self._module).__name__, reasons=reasons)
             before.put_back()
             raise wrap_exception(ORTModuleTorchModelException, error)
-        pieces = tuple(dict.fromkeys((*gaps.breaks, *gaps.skipped)))
+        # A break inside of the forward ends two frames: first the one that calls it, then its own.
+        breaks = {(note.where, note.reason): note for note in gaps.breaks}
+        pieces = tuple(dict.fromkeys((*breaks.values(), *gaps.skipped)))
         for piece in pieces:
             self._logger.warning("%s runs in pieces: %s", type(self._module).__name__, piece)
         run = FirstRun(self._mode, tuple(self._records), seconds, pieces)
@@ -254,7 +257,8 @@ class ExecutionManager:
         if isinstance(raised, (RuntimeNotInstalledError, SeveralRuntimesError, ProviderNotAvailableError)):
             return wrap_exception(ORTModuleInitException, raised)
         if isinstance(raised, Exception):
-            message = f"There was an error while exporting the PyTorch model to ONNX: \n\n{raised}"
+            reason = _REFUSED.format(**raised.facts) if isinstance(raised, FallbackRefusedError) else raised
+            message = f"There was an error while exporting the PyTorch model to ONNX: \n\n{reason}"
             made = wrap_exception(ORTModuleONNXModelException, RuntimeError(message))
             made.__cause__ = raised
             return made
@@ -265,6 +269,14 @@ class ExecutionManager:
                 known.__cause__ = error
                 return known
         return None
+
+
+_REFUSED = (
+    "{count} node(s) of the {role} graph cannot run in ONNX Runtime:\n{nodes}\n"
+    "Set the environment variable ORTMODULE_FALLBACK_POLICY=FALLBACK_UNSUPPORTED_ONNX_MODEL (a default policy) to run "
+    "just these nodes in eager mode."
+)
+"""FallbackRefusedError's message to a program that has no options."""
 
 
 class _Code:

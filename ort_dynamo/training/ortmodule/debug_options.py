@@ -28,10 +28,8 @@ class SaveOnnxOptions:
         if not save:
             return
         if not (os.path.isdir(self.path) and os.access(self.path, os.W_OK)):
-            raise OSError(
-                f"Directory {self.path} is not writable. Please set the ORTMODULE_SAVE_ONNX_PATH environment variable "
-                "to a writable path."
-            )
+            is_missing = "" if os.path.isdir(self.path) else " It is not an existing folder."
+            raise OSError(f"Directory {self.path} is not writable.{is_missing} {environment.save_path_advice()}")
         if not isinstance(name_prefix, str):
             raise TypeError(f"Expected name prefix of type str, got {type(name_prefix)}.")
         if not name_prefix:

@@ -31,6 +31,7 @@ __all__ = [
     "log_level",
     "read_settings",
     "save_path",
+    "save_path_advice",
 ]
 
 
@@ -159,6 +160,7 @@ _NUMBERS_WITHOUT_EFFECT = frozenset(
     if name.startswith(("ORTMODULE_ENABLE", "ORTMODULE_PRINT", "ORTMODULE_ALLOW", "ORTMODULE_DEEPCOPY"))
 )
 
+_SAVE_PATH = "ORTMODULE_SAVE_ONNX_PATH"
 _said: set[str] = set()
 _Flag = TypeVar("_Flag", bound=IntFlag)
 
@@ -213,7 +215,14 @@ def log_level(given: LogLevel) -> LogLevel:
 
 def save_path(given: str) -> str:
     """ORTMODULE_SAVE_ONNX_PATH, or `given`, or the working directory."""
-    return os.environ.get("ORTMODULE_SAVE_ONNX_PATH", given or os.getcwd())
+    return os.environ.get(_SAVE_PATH, given or os.getcwd())
+
+
+def save_path_advice() -> str:
+    """Name the argument or the variable to change for another `save_path`."""
+    if _SAVE_PATH in os.environ:
+        return f"Please set the {_SAVE_PATH} environment variable, which overrides save_path, to a writable path."
+    return f"Please set save_path, or the {_SAVE_PATH} environment variable, to a writable path."
 
 
 def json_path(given: str | None) -> str | None:

@@ -56,6 +56,17 @@ def test_errors_have_ortmodules_words(monkeypatch: pytest.MonkeyPatch) -> None:
     DebugOptions(onnx_prefix=5)  # type: ignore[arg-type]  # nothing is checked where nothing is saved
 
 
+def test_the_error_of_a_folder_names_its_cause_and_the_argument(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("ORTMODULE_SAVE_ONNX_PATH", raising=False)
+    with pytest.raises(OSError, match=r"It is not an existing folder\. Please set save_path, or the ORTMODULE_SAVE"):
+        DebugOptions(save_onnx=True, onnx_prefix="a", save_path="/non/existent")
+    monkeypatch.setenv("ORTMODULE_SAVE_ONNX_PATH", "/non/existent")
+    with pytest.raises(OSError, match="ORTMODULE_SAVE_ONNX_PATH environment variable, which overrides save_path, to"):
+        DebugOptions(save_onnx=True, onnx_prefix="a", save_path=str(tmp_path))
+
+
 def test_variables_go_before_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "INFO")
     monkeypatch.setenv("ORTMODULE_SAVE_ONNX_PATH", str(tmp_path))

@@ -266,10 +266,7 @@ class TrainingGraphError(OrtDynamoError):
 class InputDtypeError(OrtDynamoError):
     """A trainer's step raised torch's error of a dtype that an input has."""
 
-    message = (
-        "{error}\nThe trainer got an input of a dtype that the model does not take: {inputs}, "
-        "and the model's weights are {weights}. Convert the input with .to()."
-    )
+    message = "{error}\n{advice}"
 
 
 class OnnxModelError(OrtDynamoError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType
@@ -43,6 +44,7 @@ __all__ = [
     "may_be_dynamic",
     "namespace",
     "optimization_hint",
+    "passes_through",
     "python_kernels",
     "raised_by_backend",
     "spell_outputs",
@@ -172,6 +174,12 @@ def user_place(error: BaseException) -> str:
     frames = list(getattr(error, "real_stack", None) or ())
     own = [frame for frame in frames if not frame.filename.startswith(_PACKAGES)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def passes_through(error: BaseException, code: CodeType) -> bool:
+    """Check whether an error was raised within a function of this code, as Dynamo's stack has it, or Python's."""
+    frames = getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__)
+    return any((frame.filename, frame.name) == (code.co_filename, code.co_name) for frame in frames)
 
 
 _PACKAGES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")

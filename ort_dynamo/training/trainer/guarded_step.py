@@ -107,26 +107,29 @@ def _explained(function: str, run: Callable[[], _Result], inputs: Sequence[Tenso
 
 @contextlib.contextmanager
 def _warning_afterwards() -> Iterator[None]:
-    """Hold warnings of fallbacks back until a step has run, and drop them if its inputs are the fault."""
-    log = logging.getLogger(FALLBACK_LOG)
+    """Hold warnings of fallbacks and of traces back until a step has run, and drop them if its inputs are the fault."""
+    logs = [logging.getLogger(name) for name in (FALLBACK_LOG, FAKE_TENSOR_LOG)]
     held: list[logging.LogRecord] = []
 
     def passes(record: logging.LogRecord) -> bool:
-        if record.thread != threading.get_ident() or FALLBACK not in record.getMessage():
+        is_other = record.name == FALLBACK_LOG and FALLBACK not in record.getMessage()
+        if record.thread != threading.get_ident() or is_other:
             return True
         held.append(record)
         return False
 
-    log.addFilter(passes)
+    for log in logs:
+        log.addFilter(passes)
     try:
         yield
     except (InputDtypeError, InvalidArgumentError):
         held.clear()
         raise
     finally:
-        log.removeFilter(passes)
+        for log in logs:
+            log.removeFilter(passes)
         for record in held:
-            log.handle(record)
+            logging.getLogger(record.name).handle(record)
 
 
 class SpelledInputs:

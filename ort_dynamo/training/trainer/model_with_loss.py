@@ -90,7 +90,7 @@ class CombinedModel(nn.Module):
         if self.loss_fn is None:
             loss = outputs[self._loss]
         else:
-            loss = self.loss_fn(_widened(found) if self._narrow is not None else found, inputs[-1])
+            loss = self.compute_loss(_widened(found) if self._narrow is not None else found, inputs[-1])
             outputs.insert(self._loss, loss)
         if loss.dim() and loss.numel() != 1:
             reason = f"the loss has the shape {list(loss.shape)}, and must be a scalar. Give its mean or its sum"
@@ -100,6 +100,11 @@ class CombinedModel(nn.Module):
         results = [self._given(one) for one in outputs]
         results[self._loss] = loss.detach()
         return loss, tuple(results)
+
+    def compute_loss(self, found: Any, label: Any) -> Tensor:
+        """Call the loss function, in a frame that stacks of its errors have."""
+        assert self.loss_fn is not None
+        return self.loss_fn(found, label)
 
     def predict(self, *inputs: Any) -> list[Tensor]:
         """Compute the outputs of model_desc but the loss, which a loss_fn would compute, without the label."""

@@ -22,6 +22,7 @@ from ort_dynamo.training.torch_internals import (
     forget_compiled,
     has_recurrent_layers,
     may_be_dynamic,
+    passes_through,
     raised_by_backend,
     user_place,
 )
@@ -31,7 +32,7 @@ from ort_dynamo.training.trainer.split_step import SplitStep
 from ort_dynamo.training.trainer.training_state import TrainingState
 from ort_dynamo.training.trainer.whole_step import StepKind, WholeStep
 
-__all__ = ["RunningModel", "naming_inputs"]
+__all__ = ["RunningModel", "naming_inputs", "naming_label"]
 
 
 class RunningModel:
@@ -201,6 +202,9 @@ class RunningModel:
         inner = raised if isinstance(raised, Exception) else error
         names = [described.name for described in self._description.inputs]
         named = naming_inputs(inner, names, inputs, self.combined.parameters())
+        loss_fn = self.combined.loss_fn
+        if named is inner and loss_fn is not None and passes_through(error, CombinedModel.compute_loss.__code__):
+            named = naming_label(inner, loss_fn, names[-1], inputs[-1])
         if named is error:
             raise error
         raise named from error
@@ -317,7 +321,32 @@ def naming_inputs(
     if not named:
         return error
     weights = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in usual))
-    return InputDtypeError(error=error, inputs=", ".join(named), weights=weights or "none")
+    advice = (
+        f"The trainer got an input of a dtype that the model does not take: {', '.join(named)}, "
+        f"and the model's weights are {weights or 'none'}. Convert the input with .to()."
+    )
+    return InputDtypeError(error=error, advice=advice)
+
+
+def naming_label(error: Exception, loss_fn: Callable[..., Any], name: str, label: Any) -> Exception:
+    """Give the error to raise for one that a loss function raised: with the label if its dtype is in the text.
+
+    Args:
+        error: an error of torch or a session.
+        loss_fn: the loss function.
+        name: of the label, as model_desc has it.
+        label: the label of the step.
+    """
+    if isinstance(error, OrtDynamoError) or not isinstance(error, RuntimeError) or not isinstance(label, Tensor):
+        return error
+    text = str(error)
+    # "dtype=torch.float32" is of Dynamo's list of arguments.
+    if not _is_spelled(label.dtype, text) and not re.search(rf"(?<!=){re.escape(str(label.dtype))}\b", text):
+        return error
+    called = loss_fn.__name__ if isinstance(loss_fn, FunctionType) else type(loss_fn).__name__
+    dtype = str(label.dtype).removeprefix("torch.")
+    advice = f"The loss function {called} raised this for the input {name!r} of dtype {dtype}."
+    return InputDtypeError(error=error, advice=advice)
 
 
 def _is_spelled(dtype: torch.dtype, text: str) -> bool:

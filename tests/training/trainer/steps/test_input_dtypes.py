@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from small_trainers import DESC, batches, make_trainer
+from small_trainers import DESC, batches, classify, make_trainer
 from torch import nn
 
 from ort_dynamo.errors import InputDtypeError, InvalidArgumentError
@@ -35,6 +36,32 @@ def test_a_label_of_another_dtype_is_named() -> None:
     x, label = batches(1)[0]
     with pytest.raises(InputDtypeError, match="'label' is int32"):
         make_trainer().train_step(x, label.to(torch.int32))
+
+
+@pytest.mark.parametrize("one_session", [True, False], ids=["one session", "two halves"])
+@pytest.mark.parametrize("loss_fn", [nn.CrossEntropyLoss(), classify], ids=["module", "function"])
+def test_a_label_that_the_loss_function_refuses_is_named(
+    loss_fn: Any, one_session: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x, label = batches(1)[0]
+    trainer = make_trainer(loss_fn=loss_fn, one_session=one_session)
+    name = "classify" if loss_fn is classify else "CrossEntropyLoss"
+    said = f"The loss function {name} raised this for the input 'label' of dtype float32."
+    for step in (trainer.train_step, trainer.eval_step):
+        with pytest.raises(InputDtypeError) as raised:
+            step(x, label.float())
+        assert str(raised.value).splitlines()[-1] == said
+    assert "Traceback" not in capfd.readouterr().err  # of torch's log
+    assert trainer.train_step(x, label)[0].isfinite()
+
+
+def test_an_error_of_the_loss_function_without_the_labels_dtype_is_raised_as_it_is() -> None:
+    def fails(prediction: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(prediction[:2], label)
+
+    with pytest.raises(Exception, match=r"batch_size|batch size|Expected input") as raised:
+        make_trainer(loss_fn=fails).train_step(*batches(1)[0])
+    assert not isinstance(raised.value, InputDtypeError)
 
 
 @pytest.mark.parametrize("one_session", [True, False], ids=["one session", "two halves"])

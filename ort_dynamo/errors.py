@@ -308,11 +308,7 @@ class PassBrokeGraphError(OrtDynamoError):
 class PassFailedError(OrtDynamoError):
     """A pass raised an error, which is this one's cause."""
 
-    message = (
-        "The pass {name} failed: {error}\n"
-        "The graph, {when}, is in {place}. options={{'save_onnx': FOLDER, 'debug': {{'verify': True}}}} writes to a "
-        "file the graph that a failing pass was given."
-    )
+    message = "The pass {name} failed: {error}\n{graph}"
 
 
 class PassOrderError(OrtDynamoError):

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import onnx
 import onnx_ir as ir
 from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.errors import OrtDynamoError, PassBrokeGraphError, PassFailedError
 from ort_dynamo.graph.build import PassRecord
@@ -65,6 +66,7 @@ def run_passes(
         begin = time.perf_counter()
         try:
             result = pass_(graph)
+            _check_result(pass_, result)
             seconds = time.perf_counter() - begin
             if result.modified:
                 values.update()
@@ -72,10 +74,9 @@ def run_passes(
         except OrtDynamoError:
             raise  # it tells the user the remedy
         except Exception as error:
-            place = _kept(name, _text(graph) if given is None else given, folder)
-            when = "as the pass left it" if given is None else "as the pass was given it"
-            kind = f"{type(error).__name__}: {error}"
-            raise PassFailedError(name=name, error=kind, when=when, place=place) from error
+            when = "left it" if given is None else "was given it"
+            kept = _kept(name, _text(graph) if given is None else given, when, folder)
+            raise PassFailedError(name=name, error=f"{type(error).__name__}: {error}", graph=kept) from error
         before, counted = counted, _operators(graph) if result.modified else counted
         records.append(
             PassRecord(
@@ -126,15 +127,26 @@ def _text(graph: GraphModule | ir.Model) -> str:
     return str(graph.graph) if isinstance(graph, GraphModule) else str(graph)
 
 
-def _kept(name: str, text: str, folder: str | None) -> str:
-    """Write a graph to the folder, or else to the log; where it is."""
+def _check_result(pass_: object, result: object) -> None:
+    """Raise TypeError if an FX pass returned no result; onnx_ir checks those of its own passes."""
+    if isinstance(pass_, PassBase) and not isinstance(result, PassResult):
+        raise TypeError(
+            f"call() returned {result!r}, not a PassResult: end it with return PassResult(graph_module, modified)"
+        )
+
+
+def _kept(name: str, text: str, when: str, folder: str | None) -> str:
+    """Write a graph to the folder, or else to the log; return the sentence that tells where it is."""
     if folder is None:
-        _log.debug("%s failed on this graph:\n%s", name, text)
-        return "the log, with TORCH_LOGS=+ort_dynamo"
+        _log.debug("%s failed on this graph, as it %s:\n%s", name, when, text)
+        return (
+            "To see the graph, run with TORCH_LOGS=+ort_dynamo, or set "
+            "options={'save_onnx': FOLDER, 'debug': {'verify': True}} to write it to a file."
+        )
     place = Path(folder) / f"failed_{name.partition('(')[0]}.txt"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text, encoding="utf-8")
-    return str(place)
+    return f"The graph, as the pass {when}, is in {place}."
 
 
 def _checker(graph: GraphModule | ir.Model) -> _FxChecker | _OnnxChecker:

@@ -76,10 +76,13 @@ def mark(gm: GraphModule, options: Options, target: Target, threads: int) -> tup
         target: the target of its sessions.
         threads: the number of threads for the choice between torch and a session.
     """
-    check = options.dump.verify
     passes = fx_passes(options.passes, deterministic=options.session.resolved().deterministic)
-    marked = run_passes(passes, gm, check=check)
-    return marked + run_passes(placement_passes(options.passes, target, threads), gm, check=check)
+    marked = _run(passes, gm, options)
+    return marked + _run(placement_passes(options.passes, target, threads), gm, options)
+
+
+def _run(passes: Sequence[PassBase], gm: GraphModule, options: Options) -> tuple[PassRecord, ...]:
+    return run_passes(passes, gm, check=options.dump.verify, folder=options.dump.save_onnx)
 
 
 def tag_recomputed(
@@ -96,7 +99,7 @@ def tag_recomputed(
     decide = _sizes_decide(joint, options)
     least, fused = target.facts.repeated_bytes if decide else None, target.fuses_kernels and decide
     passes = recompute_passes(options.recompute, tuple(static), least, fused=fused)
-    return run_passes(passes, joint, check=options.dump.verify, folder=options.dump.save_onnx)
+    return _run(passes, joint, options)
 
 
 def _sizes_decide(gm: GraphModule, options: Options) -> bool:
@@ -124,22 +127,21 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, ta
         kwargs: the keyword arguments that AOTAutograd passes to its partition function.
     """
     static = kwargs.get("static_lifetime_input_indices") or ()
-    check = options.dump.verify
     before = (
-        *run_passes(saved_result_passes(kwargs["num_fwd_outputs"]), joint, check=check),
+        *_run(saved_result_passes(kwargs["num_fwd_outputs"]), joint, options),
         *tag_recomputed(joint, options, target, static),
-        *run_passes(cut_passes(), joint, check=check),
+        *_run(cut_passes(), joint, options),
     )
     forward, backward = default_partition(joint, inputs, **kwargs)
     for half in (forward, backward):
         separate_memory(half)
     after = (
-        *run_passes(forward_passes(), forward, check=check),
-        *run_passes(backward_passes(), backward, check=check),
-        *run_passes(backward_passes(), joint, check=check),
+        *_run(forward_passes(), forward, options),
+        *_run(backward_passes(), backward, options),
+        *_run(backward_passes(), joint, options),
     )
     sections = _section_passes(forward, backward, options, target, kwargs["num_fwd_outputs"])
-    return Halves(forward, backward, (*before, *after, *run_passes(sections, backward, check=check)))
+    return Halves(forward, backward, (*before, *after, *_run(sections, backward, options)))
 
 
 def _section_passes(

@@ -6,12 +6,14 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
@@ -162,7 +164,29 @@ class WithoutRepr(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=False)
 
 
-@pytest.mark.parametrize(("given", "says"), [(Negate, "takes an instance"), (WithoutRepr(), "frozen dataclass")])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (Negate, r"takes an instance .* \(did you mean Negate\(\)\?\)$"),
+        (list, "'list'>$"),
+        (WithoutRepr(), "frozen dataclass"),
+    ],
+)
 def test_a_pass_without_an_instance_or_a_key_is_refused(given: Any, says: str) -> None:
     with pytest.raises(TypeError, match=says):
         ort_dynamo.register_pass(given)
+
+
+@dataclass(frozen=True)
+class Fails(PassBase):
+    """Raises an error."""
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        raise KeyError("lost")
+
+
+def test_the_graph_of_a_program_s_fx_pass_that_fails_is_in_the_folder_of_save_onnx(tmp_path: Path) -> None:
+    options = {"extra_passes": [Fails()], "save_onnx": str(tmp_path), "debug": {"verify": True}}
+    with pytest.raises(BackendCompilerFailed, match=r"as the pass was given it, is in .*failed_Fails\.txt"):
+        torch.compile(magnitude, backend="ort_train", options=options)(torch.ones(3))
+    assert "aten.abs" in (tmp_path / "failed_Fails.txt").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,9 +161,26 @@ def test_a_pass_that_raises_is_named_and_its_graph_is_saved(tmp_path: Path, chec
         with pytest.raises(PassFailedError, match=r"Change(Model)?\(\) failed: KeyError: 'x'") as caught:
             run_passes([pass_], graph, check=check, folder=str(tmp_path))
         assert isinstance(caught.value.__cause__, KeyError)
-        assert str(tmp_path) in str(caught.value)
+        when = "was given it" if check else "left it"
+        assert re.search(rf"\nThe graph, as the pass {when}, is in {tmp_path}/failed_\w+\.txt\.$", str(caught.value))
     assert "clone" in (tmp_path / "failed_Change.txt").read_text(encoding="utf-8")
     assert "Cast" in (tmp_path / "failed_ChangeModel.txt").read_text(encoding="utf-8")
+
+
+def test_an_error_without_a_folder_tells_how_to_see_the_graph() -> None:
+    with pytest.raises(PassFailedError, match=r"\nTo see the graph, run with TORCH_LOGS=\+ort_dynamo, or set options="):
+        run_passes([Change(raise_error)], fx_graph())
+
+
+class _ReturnsNothing(PassBase):
+    def call(self, graph_module: GraphModule) -> None:
+        pass
+
+
+def test_an_fx_pass_that_returns_nothing_is_told_the_result() -> None:
+    with pytest.raises(PassFailedError, match=r"TypeError: call\(\) returned None, .* return PassResult\(") as caught:
+        run_passes([_ReturnsNothing()], fx_graph())
+    assert isinstance(caught.value.__cause__, TypeError)
 
 
 def test_nodes_that_had_no_value_before_may_go_without() -> None:

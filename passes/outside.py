@@ -42,9 +42,10 @@ def register_pass(pass_: Pass, *, first: bool = False) -> RemovableHandle:
         TypeError: `pass_` is neither, or its repr does not tell its parameters.
     """
     if not isinstance(pass_, (PassBase, ir.passes.InPlacePass)):
+        is_class = isinstance(pass_, type) and issubclass(pass_, (PassBase, ir.passes.InPlacePass))
         raise TypeError(
             f"register_pass takes an instance of torch.fx.passes.infra.pass_base.PassBase or of "
-            f"onnx_ir.passes.InPlacePass, not {pass_!r}"
+            f"onnx_ir.passes.InPlacePass, not {pass_!r}{f' (did you mean {pass_.__name__}()?)' if is_class else ''}"
         )
     if " at 0x" in spell_pass(pass_):
         raise TypeError(f"the parameters of {pass_!r} must have a repr that tells them: make it a frozen dataclass")

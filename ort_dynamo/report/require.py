@@ -85,7 +85,8 @@ def _rule(module: nn.Module) -> str | None:
 def _before(model: object, call: Callable[..., Any]) -> str | None:
     """Return why an earlier call left the function that this one enters in eager; None if none did.
 
-    torch counts the recompiles of a function for all modules that share its code, but gives up on it for one of them.
+    torch counts the recompiles of a function for all modules that share its code. If it gives up on the function for
+    one of them, it skips the code for all later ones.
     """
     codes, seen = entered_codes(model, call), frames(RECORDS.since)
     number = module_number(inner) if isinstance(inner := uncompiled(model), nn.Module) else None
@@ -99,9 +100,17 @@ def _before(model: object, call: Callable[..., Any]) -> str | None:
     reached = [frame for frame in seen if frame.limit and enters(frame)]
     if reached:
         return f"{_name(model)}: {limit_reason(reached[-1])}"
-    return "\n".join(map(str, given_up(seen, is_its))) or None
+    if own := list(map(str, given_up(seen, is_its))):
+        return "\n".join(own)
+    others = list(map(str, given_up(seen, enters)))
+    return "\n".join([_NO_GRAPH, _SHARED, *others]) if others else None
 
 
+_NO_GRAPH = "no graph was compiled by ort_train, or none of its graphs ran"
+_SHARED = (
+    "Dynamo gave up on the same code for another module, and then skips it for every module. torch.compiler.reset() "
+    "forgets that:"
+)
 _NEVER = "\n  torch.compile was not called on it"
 
 
@@ -134,7 +143,7 @@ def _checked(
         seen = frames(begin)
         left_out = [*map(str, given_up(seen)), *map(str, at_limit(seen))]
         if not watch.seen or (whole and left_out):
-            reasons = left_out or [why() or "no graph was compiled by ort_train, or none of its graphs ran"]
+            reasons = left_out or [why() or _NO_GRAPH]
             raise NotCompiledError(name=f"A part of {name}" if watch.seen else name, reasons=_indented(reasons))
         error = _refused(name, whole, [graph for graphs in watch.seen for graph in graphs])
         if error is not None:

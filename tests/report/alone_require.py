@@ -166,6 +166,15 @@ def test_the_cause_of_another_model_is_not_given() -> None:
         ort_dynamo.require_compiled(model)(torch.ones(1, 3))
 
 
+def test_a_module_whose_code_was_skipped_for_another_has_the_cause_of_that_one() -> None:
+    wrapped(nn.LSTM(3, 4))(torch.ones(2, 1, 3))
+    for model in (nn.LSTM(3, 4), nn.Linear(3, 4)):
+        with pytest.raises(NotCompiledError, match=r"(?s)gave up on the same code .*LSTM\.forward.*allow_rnn = True"):
+            ort_dynamo.require_compiled(wrapped(model))(torch.ones(2, 1, 3))
+    torch.compiler.reset()
+    ort_dynamo.require_compiled(wrapped(nn.Linear(3, 4)))(torch.ones(2, 1, 3))
+
+
 def test_a_part_in_eager_is_called_a_part() -> None:
     with pytest.raises(NotCompiledError, match=r"^A part of Half runs in eager:\n"):
         ort_dynamo.require_compiled(wrapped(Half()), whole=True)(torch.ones(2, 1, 3))

@@ -30,6 +30,7 @@ from ort_dynamo.torch_internals.artifacts import record_artifact, register_artif
 
 __all__ = [
     "COUNTS",
+    "WITHOUT",
     "DiskCache",
     "Miss",
     "context_key",
@@ -42,6 +43,9 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+WITHOUT = "The run goes on without it. Set options={'cache': FOLDER} or ORT_DYNAMO_CACHE_DIR to another folder."
+"""The end of a warning of a folder that cannot be used."""
 
 COUNTS: Counter[str] = Counter()
 """Lookups of this process: "hit", or the reason of a miss -> how often."""
@@ -169,10 +173,10 @@ class DiskCache:
             say_once(f"{self._folder.path}: {key[:16]} cannot be used: {error}. The graph is compiled again.")
             return Miss("damaged")
         except FolderRefusedError as error:
-            say_once(f"The cache of compiled graphs is not read: {error}.")
+            say_once(f"The cache of compiled graphs is not read: {error}. {WITHOUT}")
             return Miss("refused")
         except OSError as error:
-            say_once(f"The cache of compiled graphs cannot be read: {error}.")
+            say_once(f"The cache of compiled graphs cannot be read: {error}. {WITHOUT}")
             return Miss("unreadable")
 
     def store(self, key: str, built: BuiltGraph) -> None:
@@ -197,9 +201,9 @@ class DiskCache:
         try:
             self._folder.write(key, data)
         except FolderRefusedError as error:
-            say_once(f"The cache of compiled graphs is not written: {error}.")
+            say_once(f"The cache of compiled graphs is not written: {error}. {WITHOUT}")
         except OSError as error:
-            say_once(f"The cache of compiled graphs cannot be written: {error}.")
+            say_once(f"The cache of compiled graphs cannot be written: {error}. {WITHOUT}")
 
 
 def _load_artifact(key: str, data: bytes) -> None:

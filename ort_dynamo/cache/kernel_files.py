@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ort_dynamo.cache.disk import DiskCache, say_once
+from ort_dynamo.cache.disk import WITHOUT, DiskCache, say_once
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
 
 __all__ = ["KernelFiles", "kernel_files"]
@@ -34,9 +34,9 @@ class KernelFiles:
         try:
             return self._folder.read(key)
         except FolderRefusedError as error:
-            say_once(f"The cache of compiled kernels is not read: {error}.")
+            say_once(f"The cache of compiled kernels is not read: {error}. {WITHOUT}")
         except OSError as error:
-            say_once(f"The cache of compiled kernels cannot be read: {error}.")
+            say_once(f"The cache of compiled kernels cannot be read: {error}. {WITHOUT}")
         return None
 
     def store(self, key: str, data: bytes) -> None:
@@ -44,9 +44,9 @@ class KernelFiles:
         try:
             self._folder.write(key, data)
         except FolderRefusedError as error:
-            say_once(f"The cache of compiled kernels is not written: {error}.")
+            say_once(f"The cache of compiled kernels is not written: {error}. {WITHOUT}")
         except OSError as error:
-            say_once(f"The cache of compiled kernels cannot be written: {error}.")
+            say_once(f"The cache of compiled kernels cannot be written: {error}. {WITHOUT}")
 
 
 def kernel_files(cache: DiskCache | None) -> KernelFiles | None:

@@ -335,6 +335,7 @@ def test_a_folder_that_cannot_be_made_is_done_without(
     step()
     assert misses() == ["unreadable", "unreadable"]
     assert len(said(caplog)) == 2
+    assert all("The run goes on without it. Set options={'cache': FOLDER}" in text for text in said(caplog))
 
 
 def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
+from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.graph.dtypes import TORCH_TO_ONNX
 from ort_dynamo.saving.torch_calls import JoinedGraph, spelled
 
@@ -24,7 +25,10 @@ TORCH_DOMAIN = "org.pytorch.aten"
 """The domain of nodes that torch runs, each an `ATen` with the operator's name, as ORTModule had them."""
 
 
-def join_models(path: Path, stage: str, *, backward: bool = True) -> ir.Model:
+_STAGES = ("lowered", "rewritten", "optimized")
+
+
+def join_models(path: str | Path, stage: str, *, backward: bool = True) -> ir.Model:
     """Join the models of one compile into one model.
 
     Its inputs are those of the forward and the gradients of the forward's results; its outputs are the updated buffers,
@@ -39,7 +43,16 @@ def join_models(path: Path, stage: str, *, backward: bool = True) -> ir.Model:
 
     Raises:
         FileNotFoundError: a model is missing, or was not saved at this stage.
+        InvalidArgumentError: there is no such stage, or `path` is a folder.
     """
+    path = Path(path)
+    if stage not in _STAGES:
+        expected = " or ".join([", ".join(map(repr, _STAGES[:-1])), repr(_STAGES[-1])])
+        raise InvalidArgumentError(function="join_models", name="stage", value=stage, expected=expected)
+    if path.is_dir():
+        found = ", ".join(one.name for one in sorted(path.glob("*.json"))) or "none"
+        expected = f"the .json file of a compile; this folder has: {found}"
+        raise InvalidArgumentError(function="join_models", name="path", value=str(path), expected=expected)
     description = json.loads(path.read_text())
     join = _Join(path.parent, stage)
     for graph in description["graphs"]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.saving.one_model import join_models
 
 
@@ -107,7 +108,7 @@ def test_views_between_sessions_become_onnx_nodes(name: str, dynamic: bool, tmp_
 
 def test_the_forward_alone_has_no_saved_tensors(tmp_path: Path) -> None:
     path, outputs = compile_and_save(Viewing(), tmp_path, torch.randn(5, 6))
-    joined = ir.to_proto(join_models(path, "rewritten", backward=False))
+    joined = ir.to_proto(join_models(str(path), "rewritten", backward=False))
     onnx.checker.check_model(joined)
     buffers = [f"norm.{name}.updated" for name in ("running_mean", "running_var", "num_batches_tracked")]
     expected = {*buffers, *(f"output_{index}" for index in range(len(outputs)))}
@@ -159,3 +160,11 @@ def test_a_missing_model_is_an_error(tmp_path: Path) -> None:
         model.unlink()
     with pytest.raises(FileNotFoundError):
         join_models(path, "rewritten")
+
+
+def test_a_wrong_stage_and_a_folder_are_refused_with_the_choices(tmp_path: Path) -> None:
+    (tmp_path / "Model-1.json").write_text("{}")
+    with pytest.raises(InvalidArgumentError, match="stage='final': expected 'lowered', 'rewritten' or 'optimized'"):
+        join_models(tmp_path / "Model-1.json", "final")
+    with pytest.raises(InvalidArgumentError, match=r"the \.json file of a compile; this folder has: Model-1\.json"):
+        join_models(str(tmp_path), "rewritten")

@@ -150,6 +150,8 @@ def _other_kind(node: Node) -> str | None:
 def _other_device(node: Node, device: torch.device) -> str | None:
     tensors = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
     for fake in tree_leaves(tensors):
+        if isinstance(fake, torch.Tensor) and fake.device.type == "meta":
+            return "it has a tensor on meta, which holds no data: move the model and its inputs to a device"
         if isinstance(fake, torch.Tensor) and fake.device != device:
             return f"it has a tensor on {fake.device}, and the graph's sessions are on {device}"
     return None

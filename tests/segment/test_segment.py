@@ -148,6 +148,11 @@ def test_random_operators_keep_their_order_across_levels() -> None:
     torch.testing.assert_close(ours, function(x), rtol=0, atol=0)
 
 
+def test_a_node_on_the_meta_device_has_the_reason_that_it_holds_no_data() -> None:
+    segmented = cut(lambda x: x + 1, torch.ones(2, device="meta"))
+    assert "meta, which holds no data" in str(segmented.eager)
+
+
 def test_nodes_on_another_device_stay_in_eager() -> None:
     segmented = cut(lambda x, y: (x + 1, y + 1), torch.ones(2), torch.ones(2, device="meta"))
     (node,) = segmented.eager

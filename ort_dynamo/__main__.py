@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ort_dynamo.commands import cache, demo, doctor, explain, operators, passes, topics
 from ort_dynamo.errors import OrtDynamoError
@@ -44,7 +44,7 @@ COMMANDS: dict[str, Command] = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Ends its message about an unknown command or action with the nearest one."""
+    """Ends its message about an unknown command, action or option with the nearest one."""
 
     def error(self, message: str) -> NoReturn:
         """Print usage and the message, and exit with status 2."""
@@ -52,6 +52,14 @@ class _Parser(argparse.ArgumentParser):
         if chosen and (quoted := re.search("invalid choice: '(.+)'", given)):
             message += nearest(quoted[1], re.findall(r"[\w-]+", choices))
         super().error(message)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments; an unknown one is an error with the usage of the command that got it."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            known = re.findall(r"--[\w-]+", self.format_help())
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0].partition('=')[0], known)}")
+        return parsed, unknown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -73,6 +73,8 @@ def _take_own(arguments: argparse.Namespace) -> list[str]:
 def _tell(explanation: Explanation, page: Path | None, data: Path | None) -> bool:
     """Print the explanation and write its files; say on stderr which cannot be written, and return False then."""
     print(explanation)
+    if not explanation.graphs and not explanation.summary.skipped:
+        print('Does the program call torch.compile(..., backend="ort_train")?')
 
     def save_data(path: Path) -> None:
         path.write_text(json.dumps(explanation.to_dict(), indent=1), encoding="utf-8")

@@ -46,6 +46,25 @@ def test_an_unknown_command_names_the_nearest(given: list[str], meant: str, caps
     assert capsys.readouterr().err.endswith(f" (did you mean {meant!r}?)\n")
 
 
+@pytest.mark.parametrize(
+    ("given", "command", "meant"),
+    [
+        (["explain", "--hmtl", "page.html", "train.py"], "explain", "--html"),
+        (["cache", "verify", "--remvoe"], "cache verify", "--remove"),
+        (["doctor", "--jsno=1"], "doctor", "--json"),
+    ],
+)
+def test_an_unknown_option_has_the_usage_of_its_command(
+    given: list[str], command: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: python -m ort_dynamo {command} ")
+    assert err.endswith(f" (did you mean {meant!r}?)\n")
+
+
 def test_operators_are_found_by_a_part_of_their_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["operators", "_softmax", "linalg_svd"]) == 0
     out = capsys.readouterr().out

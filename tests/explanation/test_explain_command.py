@@ -97,7 +97,9 @@ def test_a_program_that_compiles_nothing_is_told_so(tmp_path: Path, capsys: pyte
     path.write_text("raise SystemExit('no data')")
     assert main(["explain", str(path)]) == 1
     printed = capsys.readouterr()
-    assert printed.out == "empty.py: nothing was compiled by ort_train\n"
+    assert printed.out == (
+        'empty.py: nothing was compiled by ort_train\nDoes the program call torch.compile(..., backend="ort_train")?\n'
+    )
     assert printed.err == "no data\n"
 
 

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO, TypeVar
 
+from ort_dynamo.program.switches import read_switch
+
 __all__ = ["RUNNING", "SWITCH", "clocked", "counted", "is_shown", "showing", "stage"]
 
 SWITCH = "ORT_DYNAMO_PROGRESS"
@@ -220,11 +222,14 @@ def is_shown() -> bool:
     """Check whether stderr is a terminal or a notebook's, or the program has switched the progress on.
 
     Programs that have switched it off show nothing, nor do processes after the first one on a machine (torchrun).
+
+    Raises:
+        InvalidVariableError: ORT_DYNAMO_PROGRESS is neither 0 nor 1.
     """
     if os.environ.get("LOCAL_RANK", "0") != "0" or sys.stderr is None:
         return False
-    asked = os.environ.get(SWITCH, "")
-    return asked == "1" or (asked != "0" and (sys.stderr.isatty() or _is_notebook()))
+    asked = read_switch(SWITCH)
+    return sys.stderr.isatty() or _is_notebook() if asked is None else asked
 
 
 def _is_notebook() -> bool:

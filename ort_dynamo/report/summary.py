@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import atexit
 import html
-import os
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ort_dynamo.program.asked_settings import BACKEND
+from ort_dynamo.program.switches import read_switch
 from ort_dynamo.report.by_module import Model, ModuleNodes, by_module, module_lines
 from ort_dynamo.report.node_counts import BY_DESIGN, PLACE, EagerNodes, NodeCounts, section, spoken
 from ort_dynamo.report.notes import FunctionNote, at_limit, break_note, given_up, grouped, handed_over, note, repeated
@@ -179,6 +179,10 @@ def _is_ours(function: Sequence[Frame], seen: Sequence[Frame], ours: Collection[
 
 
 def print_at_exit() -> None:
-    """Print the summary to stderr where the interpreter ends, if the environment variable ORT_DYNAMO_SUMMARY is set."""
-    if os.environ.get("ORT_DYNAMO_SUMMARY", "0") not in ("", "0"):
+    """Print the summary to stderr where the interpreter ends, if the environment variable ORT_DYNAMO_SUMMARY is 1.
+
+    Raises:
+        InvalidVariableError: it is neither 0 nor 1.
+    """
+    if read_switch("ORT_DYNAMO_SUMMARY"):
         atexit.register(lambda: print(summary(), file=sys.stderr))

@@ -245,6 +245,12 @@ def test_it_is_printed_at_exit_where_it_is_asked_for(value: str | None, lines: i
     assert lines == 0 or done.stderr.startswith("ort_train: compiles 1, graphs 1, islands 1 (0 from the cache)")
 
 
+def test_a_value_that_is_neither_0_nor_1_is_refused() -> None:
+    program = "import torch; torch.compile(lambda x: x + 1, backend='ort_train')(torch.ones(2))"
+    done = run_program(program, env={**os.environ, "ORT_DYNAMO_SUMMARY": "yes"}, warnings=["ignore"])
+    assert "variable ORT_DYNAMO_SUMMARY cannot be 'yes': expected 0 or 1." in done.stderr
+
+
 class Wide(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

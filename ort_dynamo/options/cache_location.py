@@ -10,6 +10,7 @@ from pathlib import Path
 import platformdirs
 
 from ort_dynamo.errors import InvalidVariableError
+from ort_dynamo.program.switches import read_switch
 
 __all__ = [
     "DEFAULT_BYTES",
@@ -64,7 +65,7 @@ def cache_location(disk_cache: bool | None = None, cache_dir: str | None = None)
         InvalidVariableError: ORT_DYNAMO_CACHE or ORT_DYNAMO_CACHE_SIZE has an invalid value.
         NoHomeError: the folder is in a home directory, and there is none.
     """
-    if _says(SWITCH, disk_cache) is False:
+    if (read_switch(SWITCH) if disk_cache is None else disk_cache) is False:
         return None
     named = cache_dir or os.environ.get(DIRECTORY, "")
     try:
@@ -83,16 +84,7 @@ def traces_are_cached(trace_cache: bool | None = None) -> bool | None:
     Raises:
         InvalidVariableError: ORT_DYNAMO_TRACE_CACHE has an invalid value.
     """
-    return _says(TRACE_SWITCH, trace_cache)
-
-
-def _says(variable: str, option: bool | None) -> bool | None:
-    if option is not None:
-        return option
-    value = os.environ.get(variable, "")
-    if value not in ("", "0", "1"):
-        raise InvalidVariableError(name=variable, value=value, expected="0 or 1")
-    return value == "1" if value else None
+    return read_switch(TRACE_SWITCH) if trace_cache is None else trace_cache
 
 
 def _max_bytes() -> int:

@@ -36,9 +36,9 @@ def require_compiled(model: _Model, *, whole: bool | Literal["onnxruntime"] = Fa
 
     The check follows the first call and its compile. The call passes if a graph of ort_train ran in it. If such graphs
     have fallbacks, they must also have nodes that run in ONNX Runtime, or in torch by choice. Such a choice is no
-    fallback: the option `placement` makes it, since torch is faster. Graph breaks pass: use fullgraph=True to refuse
-    them. A fallback beside other nodes passes, too: use fallback="error" to refuse it. If a call fails, the next one is
-    checked again.
+    fallback: the option `placement` makes it, since torch is faster. Graph breaks pass, and Python between two
+    graphs is not checked: use fullgraph=True to refuse them. A fallback beside other nodes passes, too: use
+    fallback="error" to refuse it. If a call fails, the next one is checked again.
 
     Args:
         model: the result of torch.compile, or a module after module.compile(backend="ort_train").

@@ -22,7 +22,7 @@ from ort_dynamo.targets.target import Target
 __all__ = ["BuildRecord", "BuildSpec", "BuildStage", "BuiltGraph", "PassRecord", "Source", "built_of", "spell_pass"]
 
 Source = Literal["memory", "disk", "built"]
-"""Where an island comes from: one with the same graph key in this process, a stored one, or a build."""
+"""Origin of an island: one with the same graph key in this process, a stored one, or a build."""
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def name_of(function: Lowering) -> str:
 def _advice(given: object) -> str:
     if isinstance(given, OpOverloadPacket):
         names: list[str] = given.overloads()  # type: ignore[no-untyped-call]
-        return f"and {given} has several: " + ", ".join(f"torch.ops.{given}.{name}" for name in names)
+        return f"not the packet {given}; its overloads: " + ", ".join(f"torch.ops.{given}.{name}" for name in names)
     if (name := custom_name(given)) is not None:
         return f"not the function: torch.ops.{name}.default"
     return f"e.g. torch.ops.aten.mul.Tensor, not {given!r}"

@@ -268,7 +268,7 @@ def test_sizes_that_only_a_computed_value_has_are_read_from_it():
     assert_like_eager(lambda x: (x[2:] @ x[2:].t()).trace(), x, dynamic=True)
 
 
-def test_reshapes_of_what_may_be_empty_equal_eager():
+def test_reshapes_to_sizes_that_may_be_zero_equal_eager():
     function = lambda x: torch.einsum("ij,kj->ik", x[2:], x[2:]) * 2  # noqa: E731
     run = torch.compile(function, backend="ort_train", dynamic=True, options={"placement": "onnxruntime"})
     for rows in (7, 2, 3):

@@ -80,7 +80,15 @@ class SplitStep:
         # Where the reduction was put off to a step that updates, that step's gradients are the sums of all steps.
         adds = kind.updates and kind.gathers > 1 and together.postpones
         reduces = kind.updates or not together.postpones
-        asked = ForwardBackward(self._region, inputs, self._state.weights, scale, adds=adds, reduces=reduces)
+        asked = ForwardBackward(
+            self._region,
+            inputs,
+            self._state.weights,
+            scale,
+            adds=adds,
+            reached=self._state.reached,
+            reduces=reduces,
+        )
         outputs, found = together.gradients(asked)
         reached = [(w, g) for w, g in zip(self._state.weights, found, strict=True) if g is not None]
         self.trained_nothing &= not (reached or together.has_stages)

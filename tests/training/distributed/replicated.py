@@ -213,6 +213,24 @@ def resume_within(rank: int, world: int) -> list[dict[str, Any]]:
     return found
 
 
+def branches(rank: int, world: int) -> list[dict[str, Any]]:
+    """The weights where gradients are reduced in each step, and where only an update's are.
+
+    In the first step one rank alone reaches the layer of a small batch, then both do, then none.
+    """
+    found = []
+    small, large = (share(joined(4, size), rank, world) for size in (2 * world, 4 * world))
+    for postpones in (False, True):
+        levels = {
+            "batch": {"gradient_accumulation_steps": 2},
+            "distributed": {"allreduce_post_accumulation": postpones},
+        }
+        trainer = make(rank, world, optim.AdamConfig(lr=0.1), levels, BySize)
+        train(trainer, [large[0] if rank else small[0], large[1], small[1], large[2], large[3], large[0]])
+        found.append(weights_of(trainer))
+    return found
+
+
 # -- failures ------------------------------------------------------------------------------------------------------
 
 

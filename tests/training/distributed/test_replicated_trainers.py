@@ -138,6 +138,14 @@ def test_training_resumes_on_fewer_ranks(ranks: Ranks, tmp_path: Path, world: in
         np.testing.assert_allclose(train(trainer, [own])[0], went_on[rank]["normed"][0], **CLOSE)
 
 
+def test_a_weight_of_an_earlier_step_is_updated_alike_in_all_processes(ranks: Ranks) -> None:
+    found = ranks.run(replicated.branches, 2)
+    for name, expected in found[0][0].items():
+        for each_step, last_step in found:
+            assert np.array_equal(each_step[name], expected), name
+            np.testing.assert_allclose(last_step[name], expected, err_msg=name, **CLOSE)
+
+
 def test_processes_resume_within_an_accumulation(ranks: Ranks) -> None:
     for went_on, resumed in ranks.run(replicated.resume_within, 2):
         assert all(np.array_equal(one, resumed[name]) for name, one in went_on.items())

@@ -54,9 +54,11 @@ class Replicas(Together):
 
     def gradients(self, asked: ForwardBackward) -> Found:
         """Run forward and backward, in which DistributedDataParallel adds to each parameter's `grad` and reduces it."""
-        for weight in asked.weights:
-            before = weight.gathered if asked.adds else None
+        has_sum = _reached_anywhere(asked) if asked.adds else [False] * len(asked.weights)
+        for weight, has in zip(asked.weights, has_sum, strict=True):
+            before = weight.gathered if has else None
             weight.parameter.grad = None if before is None else before.to(weight.parameter.dtype, copy=True)
+        self._called.used = [weight.parameter for weight, has in zip(asked.weights, has_sum, strict=True) if has]
         with torch.enable_grad():
             loss, outputs = self._run(asked)
         torch.autograd.backward(loss, torch.full_like(loss, asked.scale))
@@ -75,12 +77,20 @@ class Replicas(Together):
                 loss = self._ddp(*asked.inputs)
                 outputs = self._called.outputs
             finally:
-                self._called.outputs = None
+                self._called.outputs, self._called.used = None, []
         return loss, outputs
 
     def agree(self, all_finite: bool, device: torch.device) -> bool:
         """Check whether gradients were finite in all processes."""
         return agree_on(all_finite, device)
+
+
+def _reached_anywhere(asked: ForwardBackward) -> list[bool]:
+    """Check of each weight whether any process has gathered a sum."""
+    reached = [weight.name in asked.reached for weight in asked.weights]
+    found = torch.tensor(reached, dtype=torch.int32, device=asked.weights[0].parameter.device)
+    distributed.all_reduce(found, distributed.ReduceOp.MAX)
+    return [bool(one) for one in found.tolist()]
 
 
 def agree_on(holds: bool, device: torch.device) -> bool:
@@ -98,6 +108,7 @@ class _Called(nn.Module):
         self.combined = combined
         self.call: Callable[..., Any] = combined
         self.outputs: Any = None
+        self.used: list[nn.Parameter] = []
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "call":
@@ -108,7 +119,20 @@ class _Called(nn.Module):
     def forward(self, *inputs: Any) -> Tensor:
         self.outputs = self.call(*inputs)
         loss: Tensor = self.outputs[0]
-        return loss
+        return _Using.apply(loss, *self.used) if self.used else loss  # type: ignore[no-untyped-call]
+
+
+class _Using(torch.autograd.Function):
+    """A loss that depends on parameters without a gradient of them, so that DistributedDataParallel reduces `grad`."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.parameters = len(parameters)
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient, *[None] * ctx.parameters
 
 
 _FIRST_THEN_SECOND = (
@@ -264,7 +288,7 @@ class LayerReplicas(Together):
                 distributed.broadcast(buffer, group=self._group, group_src=0)
         outputs, found = self._computed(asked)
         both = zip(found, asked.weights, strict=True)
-        own = [None if g is None else self._own(g, weight, asked.adds) for g, weight in both]
+        own = [self._own(g, weight, asked.adds and weight.name in asked.reached) for g, weight in both]
         if asked.reduces:
             self._reduce([g for g in own if g is not None])
         return outputs, own
@@ -273,8 +297,10 @@ class LayerReplicas(Together):
         return asked.run()
 
     @staticmethod
-    def _own(gradient: Tensor, weight: TrainedWeight, adds: bool) -> Tensor:
+    def _own(gradient: Tensor | None, weight: TrainedWeight, adds: bool) -> Tensor | None:
         """Return this process's part of a gradient, in the updated dtype, plus the sum gathered before."""
+        if gradient is None:
+            return weight.gathered.clone() if adds and weight.gathered is not None else None
         own = local_of(gradient, weight.parameter).to(weight.dtype)
         return own if weight.gathered is None or not adds else own + weight.gathered
 

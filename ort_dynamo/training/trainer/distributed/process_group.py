@@ -7,7 +7,7 @@ FSDP2 splits each weight and its gradient: ZeRO's later stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ class ForwardBackward:
         weights: those to give gradients of.
         scale: the loss scale.
         adds: whether the sum gathered since the last update belongs to the gradients.
+        reached: names of the weights that have such a sum in this process.
         reduces: whether they are to be averaged over processes.
     """
 
@@ -42,6 +43,7 @@ class ForwardBackward:
     weights: Sequence[TrainedWeight]
     scale: float
     adds: bool
+    reached: Container[str]
     reduces: bool
 
     def run(self) -> Found:

@@ -31,6 +31,7 @@ class StepCalls:
         self._calls: list[_Saved] = []
         self._without: set[int] = set()
         self._made: dict[int, StorageWeakRef] = {}
+        self._kept: dict[int, StorageWeakRef] = {}
         self._has_backward = False
         self._largest: list[tuple[Any, int]] = []
 
@@ -78,12 +79,12 @@ class StepCalls:
         self._calls = [call for call in alive if call.storages]
         self._without = set()
         self._made = {place: storage for place, storage in self._made.items() if _is_alive(storage)}
+        self._kept = {place: storage for place, storage in self._kept.items() if _is_alive(storage)}
         self._has_backward = False
 
     def _note(self, owner: Any, inputs: Sequence[int], results: Sequence[Any], saved: Sequence[Any]) -> None:
         with self._lock:
-            kept = {place for call in self._calls for place in _alive(call.storages)}
-            if self._has_backward or (not kept and any(call.storages for call in self._calls)):
+            if self._has_backward or (self._kept and not any(map(_is_alive, self._kept.values()))):
                 self._begin()
             if not saved:
                 if id(owner) in self._without:
@@ -93,8 +94,10 @@ class StepCalls:
             new = _Saved(owner, {})
             for one in filter(_has_storage, saved):
                 storage = one.untyped_storage()
-                if storage.data_ptr() not in from_outside | kept:
-                    new.storages[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
+                place = storage.data_ptr()
+                if place not in from_outside and not _is_alive(self._kept.get(place)):
+                    self._kept[place] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                    new.storages[place] = self._kept[place], storage.nbytes()
             for one in filter(_has_storage, results):
                 storage = one.untyped_storage()
                 if storage.data_ptr() not in from_outside:

@@ -71,18 +71,34 @@ def spell_pass(pass_: object) -> str:
     return "".join([text, *(f"[{content}]" for content in _contents(values))])
 
 
-def _contents(values: Iterable[object]) -> Iterator[str]:
-    """Yield dtype, shape and hash of each array or tensor, also of those in containers."""
+def _contents(values: Iterable[object], seen: set[int] | None = None) -> Iterator[str]:
+    """Yield dtype, shape and hash of each array or tensor, also of those in containers and dataclasses."""
+    seen = set() if seen is None else seen
     for value in values:
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            yield f"{value.dtype},{tuple(value.shape)},{hashlib.sha256(plain.numpy().tobytes()).hexdigest()}"
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and _has_bytes(value):  # type: ignore[arg-type]
+            plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()  # type: ignore[attr-defined]
+            yield _hashed(plain.dtype, plain.shape, plain.reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            yield f"{value.dtype.str},{value.shape},{hashlib.sha256(value.tobytes()).hexdigest()}"
+            yield _hashed(value.dtype.str, value.shape, value.tobytes())
+        elif isinstance(value, ir.TensorProtocol):
+            yield _hashed(value.dtype, value.shape, value.tobytes())
         elif isinstance(value, (tuple, list, set, frozenset)):
-            yield from _contents(value)
+            yield from _contents(value, seen)
         elif isinstance(value, Mapping):
-            yield from _contents(value.values())
+            yield from _contents(value.values(), seen)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from _contents([getattr(value, field.name) for field in dataclasses.fields(value)], seen)
+
+
+def _has_bytes(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device.type != "meta"
+
+
+def _hashed(dtype: object, shape: Iterable[object], content: bytes) -> str:
+    return f"{dtype},{tuple(shape)},{hashlib.sha256(content).hexdigest()}"
 
 
 @dataclass(frozen=True)

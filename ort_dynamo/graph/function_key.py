@@ -8,6 +8,7 @@ arguments alone. A function that reads the environment, a file, the clock or the
 
 from __future__ import annotations
 
+import builtins
 import dis
 import enum
 import hashlib
@@ -33,7 +34,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, tuple, torch.Size, list, set, f
 _VERSIONED = frozenset({"numpy", "onnx", "onnx_ir", "onnxscript", "ort_dynamo", "sympy", "torch"})
 _STATELESS = frozenset({
     *("__future__", "abc", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum"),
-    *("fractions", "functools", "hashlib", "heapq", "inspect", "itertools", "json", "logging", "math", "numbers"),
+    *("fractions", "functools", "hashlib", "heapq", "itertools", "json", "logging", "math", "numbers"),
     *("operator", "re", "statistics", "string", "struct", "textwrap", "types", "typing", "warnings"),
 })  # fmt: skip
 """Python's modules whose functions depend on their arguments alone, but for output."""
@@ -42,6 +43,12 @@ _READING = frozenset({
     "vars",
 })  # fmt: skip
 """Built-in functions whose results depend on more than their arguments."""
+_FROM_FILES = frozenset({
+    *("fromfile", "from_file", "genfromtxt", "load", "load_model", "loadtxt", "memmap", "open_memmap"),
+    *("load_external_data_for_model", "load_state_dict_from_url"),
+    *("rand", "randint", "randn", "random", "get_default_dtype", "get_num_threads"),
+})  # fmt: skip
+"""Functions of the versioned packages that read files or settings, or that draw random numbers."""
 _PYTHON = frozenset({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)})
 _FOLDERS = _PYTHON | {os.path.join(folder, "lib-dynload") for folder in _PYTHON}
 """The folders of Python's own modules."""
@@ -95,7 +102,7 @@ class _Speller:
                 return self._spell_code_of(value)
             case types.ModuleType() if _is_versioned(value.__name__) and _is_itself(value):
                 return f"module({value.__name__})"
-            case types.BuiltinFunctionType() if value.__name__ in _READING:
+            case types.BuiltinFunctionType() | types.FunctionType() if value.__name__ in _READING | _FROM_FILES:
                 pass
             case type() | types.FunctionType() | types.BuiltinFunctionType() if _is_named(value):
                 return _qualified(value)
@@ -129,8 +136,13 @@ class _Speller:
                 raise NotKeyableError(f"a call of {name}")
             return f"{name}=builtin({name})"
         value = function.__globals__[name]
+        reading = _READING if value is builtins else _FROM_FILES
+        if isinstance(value, types.ModuleType) and attribute in reading:
+            raise NotKeyableError(f"a call of {name}.{attribute}")
         if isinstance(value, types.ModuleType) and not _is_versioned(value.__name__) and _is_standard(value.__name__):
             value = getattr(value, attribute, value)  # sys.maxsize is a plain number; the module is more
+            if isinstance(value, tuple):  # sys.version_info is one with names
+                value = tuple(value)
             if isinstance(value, (bool, int, float, str, tuple)):
                 return f"{name}.{attribute}={self.spell(value)}"
         return f"{name}={self.spell(value)}"

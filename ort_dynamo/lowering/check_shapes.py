@@ -8,11 +8,29 @@ from onnx import ValueInfoProto
 
 __all__ = ["check_shapes"]
 
+_LENGTHS = frozenset(
+    {
+        "AveragePool",
+        "Col2Im",
+        "Conv",
+        "ConvTranspose",
+        "DFT",
+        "LpPool",
+        "MaxPool",
+        "MaxUnpool",
+        "Range",
+        "Resize",
+        "STFT",
+    }
+)
+"""Operators that compute lengths of axes: ONNX's inference may round them otherwise than ONNX Runtime does."""
+
 
 def check_shapes(model: ir.Model) -> None:
     """Compare the declared shapes of a model's outputs, which are torch's, with those that ONNX infers.
 
-    Ranks count, and sizes that both know. The operators of a domain without inference give no shape.
+    Ranks count, and sizes that both know, unless an operator computes lengths. The operators of a domain without
+    inference give no shape.
 
     Raises:
         AssertionError: an output has another shape.
@@ -21,10 +39,13 @@ def check_shapes(model: ir.Model) -> None:
     expected = {output.name: _sizes(output) for output in proto.graph.output}
     for output in proto.graph.output:
         output.type.tensor_type.ClearField("shape")
+    computes_lengths = any(node.op_type in _LENGTHS for node in proto.graph.node)
     inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     for output in inferred.graph.output:
         given, wanted = _sizes(output), expected[output.name]
-        if given is not None and wanted is not None and not _may_be_equal(given, wanted):
+        if given is None or wanted is None or (len(given) == len(wanted) and computes_lengths):
+            continue
+        if not _may_be_equal(given, wanted):
             raise AssertionError(f"the lowering gives the shape {_spelled(given)}, torch gives {_spelled(wanted)}")
 
 

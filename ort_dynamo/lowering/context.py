@@ -19,7 +19,7 @@ from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.symbols import Symbols
 from ort_dynamo.targets.target import Target
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.sizes.symbols import expression
+from ort_dynamo.torch_internals.sizes.symbols import expression, known_true
 
 __all__ = ["LoweringContext", "Number", "Size", "Symbolic", "is_empty"]
 
@@ -36,6 +36,14 @@ class Symbolic(Protocol):
 _HALF = (torch.float16, torch.bfloat16)
 _NARROW = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.float16)
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _is_within(number: torch.SymInt | torch.SymFloat, dtype: torch.dtype) -> bool:
+    """Check whether the range of a symbolic number is known to be within a dtype's."""
+    info: Any = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return (
+        isinstance(number, torch.SymInt) and known_true(number >= int(info.min)) and known_true(number <= int(info.max))
+    )
 
 
 def _largest(dtype: torch.dtype) -> float:
@@ -152,7 +160,7 @@ class LoweringContext:
         """
         out = self.out.dtype
         if isinstance(number, (torch.SymInt, torch.SymFloat)):
-            if out in _NARROW:
+            if out in _NARROW and not _is_within(number, out):
                 raise UnsupportedNodeError(f"torch checks whether {out} holds a symbolic number")
         elif isinstance(number, (int, float)) and math.isfinite(number) and abs(number) > _largest(out):
             raise UnsupportedNodeError(f"the number {number} is out of the range of {out}")

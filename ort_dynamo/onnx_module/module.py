@@ -164,12 +164,12 @@ def _kind_of(name: str, one: Stored, frozen: bool) -> str:
     if not one.dtype.is_floating_point:
         return "constant"
     special = one.uses & {"statistic", "setting"}
-    if special and one.weight and "data" in one.uses:
+    if special and one.weight and "data" in one.uses and not frozen:
         role = "a statistic" if "statistic" in special else "a setting such as a scale"
         raise OnnxModelError(
             reason=f"the initializer {name!r} is both a weight and {role}: training would change it. "
             "Exporters share initializers of equal values in eval mode; export with dynamo=True, or with "
-            "training=torch.onnx.TrainingMode.TRAINING, which shares none"
+            "training=torch.onnx.TrainingMode.TRAINING, which shares none. Or name it in `frozen` to keep its value"
         )
     if "statistic" in one.uses:
         return "buffer"

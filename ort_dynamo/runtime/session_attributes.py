@@ -14,7 +14,7 @@ from ort_dynamo.runtime.installed.importing import onnxruntime
 __all__ = ["check_attributes", "set_attributes"]
 
 _RANGES = {
-    "log_severity_level": range(5),
+    "log_severity_level": range(-1, 5),
     "inter_op_num_threads": range(4097),
 }
 """Attribute -> the values that ONNX Runtime takes where its setter takes more."""

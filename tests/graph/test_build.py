@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx_ir.passes import InPlacePass, PassResult
 from onnx_ir.passes.common import RemoveUnusedNodesPass
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.compilation.compiler import build_spec
@@ -129,8 +131,10 @@ class Table(InPlacePass):
         return PassResult(model, modified=False)
 
 
-@pytest.mark.parametrize("make", [Table, Scale, lambda values: Table({"a": [values]})])
-@pytest.mark.parametrize("kind", [np.array, torch.tensor, lambda values: torch.tensor(values).bfloat16()])
+@pytest.mark.parametrize(
+    "make", [Table, Scale, lambda values: Table({"a": [values]}), lambda values: Scale(Table(values))]
+)
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, ir.tensor, lambda values: torch.tensor(values).bfloat16()])
 def test_arrays_of_a_pass_enter_by_their_content(make: Any, kind: Any) -> None:
     values = [0.0] * 2000
     texts = {spell_pass(make(kind(values)))}
@@ -138,6 +142,15 @@ def test_arrays_of_a_pass_enter_by_their_content(make: Any, kind: Any) -> None:
         values[1000] = changed
         texts |= {spell_pass(make(kind(values))), spell_pass(make(kind(values)))}
     assert len(texts) == 3
+
+
+def test_a_pass_may_hold_tensors_without_bytes_and_cycles() -> None:
+    cycle: dict[str, Any] = {}
+    cycle["itself"] = cycle
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    for value in (torch.ones(3, device="meta"), fake, torch.ones(2, dtype=torch.complex64).conj(), cycle):
+        assert spell_pass(Scale(value)) == spell_pass(Scale(value))  # type: ignore[arg-type]
 
 
 def reads_outside_the_key(role: str) -> list[str]:

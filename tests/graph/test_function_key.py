@@ -166,6 +166,7 @@ def test_numbers_of_the_system_are_spelled_by_value(monkeypatch: pytest.MonkeyPa
     before = spell_function(f)
     monkeypatch.setattr("sys.maxsize", 5)
     assert spell_function(f) != before
+    assert "(3)" in spell_function(define("import sys\ndef f(x): return sys.version_info"))
 
 
 Pair = namedtuple("Pair", "a b")
@@ -222,6 +223,9 @@ def test_a_value_of_a_derived_class_has_no_text(value: Any) -> None:
         define("def f(x): return c(x)", c=open),
         define("def f(x):\n    import os\n    return x"),
         define("def f(x): return m.g(x)", m=ModuleType("string")),
+        define("import numpy as np\ndef f(x): return np.load(x)"),
+        define("from torch import load\ndef f(x): return load(x)"),
+        define("import builtins\ndef f(x): return builtins.open(x)"),
     ],
     ids=[
         "tensor",
@@ -243,6 +247,9 @@ def test_a_value_of_a_derived_class_has_no_text(value: Any) -> None:
         "file by another name",
         "import of state",
         "file of the name of a module of Python",
+        "array in a file",
+        "tensors in a file",
+        "open of builtins",
     ],
 )
 def test_function_that_cannot_be_serialized_has_no_key(function: Callable[..., Any]) -> None:

@@ -58,6 +58,24 @@ def test_an_infinite_constant_is_lowered(name: str) -> None:
     assert_same(function, compiled, x, float("inf"))
 
 
+def test_a_symbolic_number_of_a_known_range_is_lowered() -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        torch._check(x.shape[0] < 1000)
+        n = x.shape[0]
+        return torch.full_like(x, n), x.clamp(max=n), x.long() ** n, x.half().masked_fill(x > 1, n)
+
+    run = torch.compile(function, backend="ort_train", dynamic=True, options={"fallback": "error"})
+    for size in (5, 7):
+        x = torch.arange(size, dtype=torch.int32)
+        torch.testing.assert_close(run(x), function(x), rtol=0, atol=0)
+
+
+def test_a_limit_beyond_the_dtype_is_none() -> None:
+    run = torch.compile(lambda x: torch.nn.functional.threshold(x, -1e5, 1.0), backend="ort_train")
+    x = torch.randn(4).half()
+    assert torch.equal(run(x), x)
+
+
 def test_an_integer_to_a_symbolic_negative_power_is_refused_as_in_eager() -> None:
     function, x = OPERATORS["pow"], torch.arange(4)
     compiled = torch.compile(function, backend="ort_train", dynamic=True)

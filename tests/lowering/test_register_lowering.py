@@ -216,8 +216,11 @@ def test_a_defective_lowering_is_an_error_that_names_the_line(lowering: Any, mes
     [
         lambda ctx, x, factor: ctx.op.Reshape(ctx.op.Mul(x, factor), ctx.op.Shape(x)),
         lambda ctx, x, factor: ctx.op.Mul(ctx.contrib.BiasGelu(x, x), 0.0),
+        lambda ctx, x, factor: ctx.op.Reshape(
+            ctx.op.MaxPool(ctx.op.Reshape(x, [1, 1, -1, 1]), kernel_shape=[1, 1]), [-1]
+        ),
     ],
-    ids=["a computed shape", "no inference"],
+    ids=["a computed shape", "no inference", "a computed length"],
 )
 def test_a_lowering_whose_shape_onnx_does_not_know_is_lowered(lowering: Any, dynamic: bool) -> None:
     register_lowering(SCALE)(lowering)

@@ -355,7 +355,7 @@ def test_a_stored_island_is_not_read_where_denormals_are_treated_otherwise(tmp_p
         ({"enable_profiling": 2}, "cannot be 2: expected a value of type bool"),
         ({"execution_mode": "fast"}, "cannot be 'fast': expected a value of type ExecutionMode"),
         ({"execution_mode": 7}, r"cannot be 7: expected a value of type ExecutionMode: 0 \(ORT_SEQUENTIAL\), 1"),
-        ({"log_severity_level": 99}, "cannot be 99: expected an int from 0 to 4"),
+        ({"log_severity_level": 99}, "cannot be 99: expected an int from -1 to 4"),
         ({"inter_op_num_threads": -5}, "cannot be -5: expected an int from 0 to 4096"),
         ({"add_session_config_entry": 1}, "has no attribute 'add_session_config_entry'"),
     ],

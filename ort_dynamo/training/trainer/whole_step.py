@@ -181,6 +181,9 @@ def _sum(before: Tensor | None, gradient: Tensor | None) -> Tensor | None:
     return before + gradient
 
 
+_MOST_SETS = 8
+"""Sets of reached weights that have compiled graphs. With more of them, steps are split, and need no graph for each."""
+
 _NOTHING: tuple[list[TrainedWeight], list[Tensor], frozenset[str]] = ([], [], frozenset())
 
 
@@ -259,6 +262,9 @@ class WholeStep:
         """
         reached = frozenset(self._state.reached if self._kind.updates else ())
         if reached not in self._regions:
+            if len(self._regions) == _MOST_SETS:
+                reason = f"steps of an accumulation reach more than {_MOST_SETS} sets of weights, each with its graphs"
+                raise TrainingGraphError(reason=reason)
             backend = partial(self._compile, reached=reached)
             self._regions[reached] = compile_region(
                 self._entry(), backend, dynamic=None, whole=True, recurrent=self._recurrent

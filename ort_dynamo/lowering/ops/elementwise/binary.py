@@ -18,6 +18,7 @@ from ort_dynamo.lowering.recipes.promotion import DEFAULT, INT_TO_FLOAT, KIND, p
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.lowering.symbols import same_size
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten
+from ort_dynamo.torch_internals.sizes.symbols import known_true
 
 Formula = Callable[[LoweringContext, ir.Value, ir.Value], ir.Value]
 Operand = ir.Value | Number
@@ -100,8 +101,8 @@ def pow_scalar(ctx: LoweringContext, self: ir.Value, exponent: Number) -> ir.Val
         if 1 <= whole <= (3 if dtype.is_floating_point else 64):
             return ctx.cast(_product(ctx, x, whole), ctx.out.dtype)
     if not dtype.is_floating_point:
-        if isinstance(exponent, torch.SymInt):
-            raise ctx.refuse("torch checks whether a symbolic exponent of integers is negative")
+        if isinstance(exponent, torch.SymInt) and not (dtype == torch.int64 and known_true(exponent >= 0)):
+            raise ctx.refuse("torch checks whether a symbolic exponent of integers is negative, and fits")
         if isinstance(exponent, int) and exponent < 0:
             raise ctx.refuse(f"torch does not raise integers to the power {exponent}")  # torch raises
         return ctx.cast(integer_power(ctx, x, power, dtype), ctx.out.dtype)

@@ -44,7 +44,8 @@ def threshold(ctx: LoweringContext, self: ir.Value, threshold: Number, value: Nu
     if ctx.out.dtype == torch.bool:
         raise ctx.refuse("bools")  # torch has no kernel for them
     (x,), dtype = promote(ctx, self)
-    limit, filler = ctx.element(threshold, dtype), ctx.element(value, dtype)
+    limit = ctx.scalar(threshold, dtype) if dtype.is_floating_point else ctx.element(threshold, dtype)
+    filler = ctx.element(value, dtype)
     return ctx.cast(ctx.op.Where(ctx.op.LessOrEqual(x, limit), filler, x), ctx.out.dtype)
 
 

@@ -52,10 +52,10 @@ def _search(
     right: bool,
     sorter: ir.Value | None = None,
 ) -> ir.Value:
-    rank, stand_ins = ctx.rank(boundaries), {}
+    rank = ctx.rank(boundaries)
+    (b, x), _ = promote(ctx, boundaries, self)
     if sorter is not None:
-        stand_ins[boundaries] = ctx.op.GatherElements(boundaries, from_start(ctx, sorter), axis=-1)
-    (b, x), _ = promote(ctx, boundaries, self, stand_ins=stand_ins)
+        b = ctx.op.GatherElements(b, from_start(ctx, sorter), axis=-1)
     found = places_among(ctx, b, rank, ctx.sizes(boundaries)[-1], x, ctx.out.dim(), right)
     return ctx.cast(found, ctx.out.dtype)
 

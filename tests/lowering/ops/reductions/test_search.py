@@ -36,7 +36,9 @@ def test_search_in_lists_of_their_own_equals_eager(size):
     def function(x, b, order):
         ordered = b.gather(-1, order)
         plain = torch.searchsorted(ordered, x, side="right"), torch.searchsorted(ordered[0, 0], 7)
-        return *plain, torch.searchsorted(b, x, sorter=order)
+        own = b.flip(-1)  # a list in which its own values are searched
+        by_sorter = torch.searchsorted(own, own, sorter=own.argsort(-1))
+        return *plain, torch.searchsorted(b, x, sorter=order), by_sorter
 
     b = torch.randint(30, (2, 3, size))
     assert_like_eager(function, torch.randint(30, (2, 3, 4)), b, b.argsort(-1), gradients=False)

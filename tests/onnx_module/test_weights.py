@@ -98,6 +98,20 @@ def test_weights_of_classes_are_buffers(name: str) -> None:
     assert to_model_proto(module).SerializeToString() == model_of(graph).SerializeToString()
 
 
+def test_weights_of_classes_that_scale_too_are_refused_unless_they_are_frozen() -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "classes"], ["z"]),
+        helper.make_node("SoftmaxCrossEntropyLoss", ["z", "t", "classes"], ["loss"]),
+    ]
+    data = {"classes": [1.0, 2.0, 3.0, 4.0]}
+    model = model_of(graph_of(nodes, [value("x"), value("t", ("n",), INT64)], [value("loss", ())], data))
+    with pytest.raises(
+        OnnxModelError, match="both a weight and a statistic.* Or name it in `frozen` to keep its value"
+    ):
+        OnnxModule(model)
+    assert not list(OnnxModule(model, frozen=["classes"]).parameters())
+
+
 def test_names_that_torch_cannot_take_are_mapped() -> None:
     names = ["a", "a.b", "a..c", "forward", "x.training", "m/conv.weight", "_model", "onnx_constants.x", ".", "a_"]
     nodes = [helper.make_node("Sum", ["x", *names], ["y"])]

@@ -11,6 +11,7 @@ from small_trainers import DESC, FORMS, PlainLoop, assert_same_weights, batches,
 from torch import Tensor, nn
 
 from ort_dynamo import amp, optim
+from ort_dynamo.training.trainer import whole_step
 
 TWO_STEPS: dict[str, Any] = {"batch": {"gradient_accumulation_steps": 2}}
 LARGE, SMALL = 8, 3
@@ -95,6 +96,20 @@ def test_an_overflow_in_a_weight_of_an_earlier_step_skips_the_update(one_session
         counts.append(trainer._train_step_info.optimization_step)
     assert counts == [0, 0, 0, 1]
     assert all(np.isfinite(one).all() for one in weights(trainer).values())
+
+
+def test_steps_of_many_branches_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_step, "_MOST_SETS", 1)
+    config = optim.AdamConfig(lr=0.01)
+    trainer = make_trainer(config, BySize(), one_session=True, **TWO_STEPS)
+    plain = PlainLoop(trainer._torch_model, config, gathers=2)  # type: ignore[arg-type]
+    data = of_sizes(LARGE, SMALL, SMALL, LARGE, LARGE, SMALL)
+    with pytest.warns(UserWarning, match="reach more than 1 sets of weights"):
+        losses = [trainer.train_step(*batch)[0].item() for batch in data]
+    assert losses == pytest.approx([plain.step(*batch) for batch in data], rel=2e-5)
+    assert_same_weights(trainer, plain.weights)
+    assert trainer._running is not None
+    assert not trainer._running.in_one_session
 
 
 def test_an_accumulation_goes_on_where_its_updating_step_runs_apart() -> None:

@@ -106,7 +106,7 @@ def test_weights_of_classes_that_scale_too_are_refused_unless_they_are_frozen() 
     data = {"classes": [1.0, 2.0, 3.0, 4.0]}
     model = model_of(graph_of(nodes, [value("x"), value("t", ("n",), INT64)], [value("loss", ())], data))
     with pytest.raises(
-        OnnxModelError, match="both a weight and a statistic.* Or name it in `frozen` to keep its value"
+        OnnxModelError, match=r"both a weight and a statistic.* Or name it in `frozen` to keep its value"
     ):
         OnnxModule(model)
     assert not list(OnnxModule(model, frozen=["classes"]).parameters())

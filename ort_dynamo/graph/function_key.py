@@ -49,6 +49,7 @@ _FROM_FILES = frozenset({
     *("rand", "randint", "randn", "random", "get_default_dtype", "get_num_threads"),
 })  # fmt: skip
 """Functions of the versioned packages that read files or settings, or that draw random numbers."""
+_REFUSED = _READING | _FROM_FILES
 _PYTHON = frozenset({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)})
 _FOLDERS = _PYTHON | {os.path.join(folder, "lib-dynload") for folder in _PYTHON}
 """The folders of Python's own modules."""
@@ -102,7 +103,7 @@ class _Speller:
                 return self._spell_code_of(value)
             case types.ModuleType() if _is_versioned(value.__name__) and _is_itself(value):
                 return f"module({value.__name__})"
-            case types.BuiltinFunctionType() | types.FunctionType() if value.__name__ in _READING | _FROM_FILES:
+            case types.BuiltinFunctionType() | types.FunctionType() if _is_named(value) and value.__name__ in _REFUSED:
                 pass
             case type() | types.FunctionType() | types.BuiltinFunctionType() if _is_named(value):
                 return _qualified(value)

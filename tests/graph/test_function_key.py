@@ -161,6 +161,11 @@ def test_a_function_that_wraps_one_of_torch_is_spelled_by_its_code() -> None:
     assert first != second
 
 
+def test_a_function_of_the_program_may_have_the_name_of_one_that_reads_files() -> None:
+    one, two = (spell_function(define(f"def load(x): return x + {n}\ndef f(x): return load(x)")) for n in (1, 2))
+    assert one != two
+
+
 def test_numbers_of_the_system_are_spelled_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     f = define("import sys\ndef f(x): return x[: sys.maxsize]")
     before = spell_function(f)

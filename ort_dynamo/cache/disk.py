@@ -30,7 +30,6 @@ from ort_dynamo.torch_internals.artifacts import record_artifact, register_artif
 
 __all__ = [
     "COUNTS",
-    "WITHOUT",
     "DiskCache",
     "Miss",
     "context_key",
@@ -38,14 +37,12 @@ __all__ = [
     "disk_key",
     "keeps_traces",
     "say_once",
+    "say_unusable",
     "stored_place",
 ]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-WITHOUT = "The run goes on without it. Set options={'cache': FOLDER} or ORT_DYNAMO_CACHE_DIR to another folder."
-"""The end of a warning of a folder that cannot be used."""
 
 COUNTS: Counter[str] = Counter()
 """Lookups of this process: "hit", or the reason of a miss -> how often."""
@@ -173,10 +170,10 @@ class DiskCache:
             say_once(f"{self._folder.path}: {key[:16]} cannot be used: {error}. The graph is compiled again.")
             return Miss("damaged")
         except FolderRefusedError as error:
-            say_once(f"The cache of compiled graphs is not read: {error}. {WITHOUT}")
+            say_unusable("The cache of compiled graphs is not read", error)
             return Miss("refused")
         except OSError as error:
-            say_once(f"The cache of compiled graphs cannot be read: {error}. {WITHOUT}")
+            say_unusable("The cache of compiled graphs cannot be read", error)
             return Miss("unreadable")
 
     def store(self, key: str, built: BuiltGraph) -> None:
@@ -201,9 +198,9 @@ class DiskCache:
         try:
             self._folder.write(key, data)
         except FolderRefusedError as error:
-            say_once(f"The cache of compiled graphs is not written: {error}. {WITHOUT}")
+            say_unusable("The cache of compiled graphs is not written", error)
         except OSError as error:
-            say_once(f"The cache of compiled graphs cannot be written: {error}. {WITHOUT}")
+            say_unusable("The cache of compiled graphs cannot be written", error)
 
 
 def _load_artifact(key: str, data: bytes) -> None:
@@ -224,3 +221,9 @@ def say_once(text: str) -> None:
     this = object()
     if _said.setdefault(text, this) is this:  # one step, which needs no lock
         _log.warning("ort_train: %s", text)
+
+
+def say_unusable(fault: str, error: Exception) -> None:
+    """Log once what a folder of the cache cannot be used for, and how to go on."""
+    advice = "The run goes on without it. Set options={'cache': FOLDER} or ORT_DYNAMO_CACHE_DIR to another folder."
+    say_once(f"{fault}: {error}. {advice}")

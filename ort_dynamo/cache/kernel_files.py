@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ort_dynamo.cache.disk import WITHOUT, DiskCache, say_once
+from ort_dynamo.cache.disk import DiskCache, say_unusable
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
 
 __all__ = ["KernelFiles", "kernel_files"]
@@ -34,9 +34,9 @@ class KernelFiles:
         try:
             return self._folder.read(key)
         except FolderRefusedError as error:
-            say_once(f"The cache of compiled kernels is not read: {error}. {WITHOUT}")
+            say_unusable("The cache of compiled kernels is not read", error)
         except OSError as error:
-            say_once(f"The cache of compiled kernels cannot be read: {error}. {WITHOUT}")
+            say_unusable("The cache of compiled kernels cannot be read", error)
         return None
 
     def store(self, key: str, data: bytes) -> None:
@@ -44,9 +44,9 @@ class KernelFiles:
         try:
             self._folder.write(key, data)
         except FolderRefusedError as error:
-            say_once(f"The cache of compiled kernels is not written: {error}. {WITHOUT}")
+            say_unusable("The cache of compiled kernels is not written", error)
         except OSError as error:
-            say_once(f"The cache of compiled kernels cannot be written: {error}. {WITHOUT}")
+            say_unusable("The cache of compiled kernels cannot be written", error)
 
 
 def kernel_files(cache: DiskCache | None) -> KernelFiles | None:

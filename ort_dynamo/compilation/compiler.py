@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
-from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.cache.disk import DiskCache, disk_cache
 from ort_dynamo.cache.open_island import OpenedIsland, open_island
 from ort_dynamo.capture.trace import trace
 from ort_dynamo.compilation.choose_target import graph_target
-from ort_dynamo.compilation.cut import mark_inference, partition
+from ort_dynamo.compilation.cut import mark_inference, partition, run_checked
 from ort_dynamo.compilation.events import BoxedRun, GraphCompilation, Listener, open_islands
 from ort_dynamo.errors import SessionError
 from ort_dynamo.graph.build import BuildSpec, PassRecord
@@ -31,7 +30,6 @@ from ort_dynamo.options.groups import DumpOptions, Options
 from ort_dynamo.passes.fx.analysis.storage_places import counted_from_storage
 from ort_dynamo.passes.outside import outside_functions
 from ort_dynamo.passes.pipelines import onnx_passes, outer_passes, running_passes
-from ort_dynamo.passes.running import run_passes
 from ort_dynamo.program.progress import stage
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.boxed import Island, boxed
@@ -126,13 +124,14 @@ class Compilation:
         stage("preparing the graph that calls the sessions")
         for name, island in graph.islands.items():
             outer.set_submodule(name, Island(island.compiled, island.places, island.covers))
-        graph.passes += self.passes(outer_passes(seen), outer)
+        graph.passes += run_checked(outer_passes(seen), outer, self.options)
         self.listeners.opened(graph)
         # 9. The outer graph, as the function that runs.
         views, written = gm.meta.get(RETURNED_VIEWS, frozenset()), gm.meta.get(WRITTEN_BACK, {})
         returned = slice(None) if role == "backward" else seen
         strides = gm.meta.get(RETURNED_STRIDES, {})
-        self.passes(running_passes(seen, views, returned=returned, strides=strides, written=written), outer)
+        last = running_passes(seen, views, returned=returned, strides=strides, written=written)
+        run_checked(last, outer, self.options)
         graph.whole, graph.origins = spelled(gm), find_origins(gm, outer, segmented.islands, role)
         run = boxed(outer, self.label, self.options.dump, InTorch(graph.whole), graph.origins)
         return self.listeners.finished(graph, run)
@@ -159,10 +158,6 @@ class Compilation:
             reads=self.options.dump == DumpOptions(),  # an island that is saved or verified is built each time
             built=self.listeners.built,
         )
-
-    def passes(self, passes: Sequence[PassBase], gm: GraphModule) -> tuple[PassRecord, ...]:
-        """Run FX passes on a graph."""
-        return run_passes(passes, gm, check=self.options.dump.verify, folder=self.options.dump.save_onnx)
 
 
 def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:

@@ -34,7 +34,7 @@ from ort_dynamo.targets.target import Target
 from ort_dynamo.torch_internals.aot import default_partition
 from ort_dynamo.torch_internals.process_group import group_store
 
-__all__ = ["Halves", "PartitionRecord", "cut", "mark", "mark_inference", "partition", "tag_recomputed"]
+__all__ = ["Halves", "PartitionRecord", "cut", "mark", "mark_inference", "partition", "run_checked", "tag_recomputed"]
 
 _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows it
 
@@ -77,11 +77,12 @@ def mark(gm: GraphModule, options: Options, target: Target, threads: int) -> tup
         threads: the number of threads for the choice between torch and a session.
     """
     passes = fx_passes(options.passes, deterministic=options.session.resolved().deterministic)
-    marked = _run(passes, gm, options)
-    return marked + _run(placement_passes(options.passes, target, threads), gm, options)
+    marked = run_checked(passes, gm, options)
+    return marked + run_checked(placement_passes(options.passes, target, threads), gm, options)
 
 
-def _run(passes: Sequence[PassBase], gm: GraphModule, options: Options) -> tuple[PassRecord, ...]:
+def run_checked(passes: Sequence[PassBase], gm: GraphModule, options: Options) -> tuple[PassRecord, ...]:
+    """Run FX passes on a graph, checked and written to a folder as the options say."""
     return run_passes(passes, gm, check=options.dump.verify, folder=options.dump.save_onnx)
 
 
@@ -99,7 +100,7 @@ def tag_recomputed(
     decide = _sizes_decide(joint, options)
     least, fused = target.facts.repeated_bytes if decide else None, target.fuses_kernels and decide
     passes = recompute_passes(options.recompute, tuple(static), least, fused=fused)
-    return _run(passes, joint, options)
+    return run_checked(passes, joint, options)
 
 
 def _sizes_decide(gm: GraphModule, options: Options) -> bool:
@@ -128,20 +129,20 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, ta
     """
     static = kwargs.get("static_lifetime_input_indices") or ()
     before = (
-        *_run(saved_result_passes(kwargs["num_fwd_outputs"]), joint, options),
+        *run_checked(saved_result_passes(kwargs["num_fwd_outputs"]), joint, options),
         *tag_recomputed(joint, options, target, static),
-        *_run(cut_passes(), joint, options),
+        *run_checked(cut_passes(), joint, options),
     )
     forward, backward = default_partition(joint, inputs, **kwargs)
     for half in (forward, backward):
         separate_memory(half)
     after = (
-        *_run(forward_passes(), forward, options),
-        *_run(backward_passes(), backward, options),
-        *_run(backward_passes(), joint, options),
+        *run_checked(forward_passes(), forward, options),
+        *run_checked(backward_passes(), backward, options),
+        *run_checked(backward_passes(), joint, options),
     )
     sections = _section_passes(forward, backward, options, target, kwargs["num_fwd_outputs"])
-    return Halves(forward, backward, (*before, *after, *_run(sections, backward, options)))
+    return Halves(forward, backward, (*before, *after, *run_checked(sections, backward, options)))
 
 
 def _section_passes(

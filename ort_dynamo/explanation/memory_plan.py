@@ -14,14 +14,13 @@ from torch.fx import GraphModule
 
 from ort_dynamo.capture.trace import trace
 from ort_dynamo.compilation.choose_target import graph_target, placement_threads, session_device
-from ort_dynamo.compilation.cut import cut, mark, tag_recomputed
+from ort_dynamo.compilation.cut import cut, mark, run_checked, tag_recomputed
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, RecomputeOptions, parse_options
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
 from ort_dynamo.passes.fx.analysis.plans import PlanRow, plan_rows
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.pipelines import plan_passes
-from ort_dynamo.passes.running import run_passes
 from ort_dynamo.program.program_state import unchanged
 from ort_dynamo.program.read_objects import read_by
 from ort_dynamo.targets.target import Target
@@ -145,9 +144,7 @@ def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
         halves = cut(joint, inputs, options, target, **kwargs)
         forward, backward, outputs = halves.forward, halves.backward, kwargs["num_fwd_outputs"]
         found.append(GraphPlan(rows, memory_record(joint, forward, backward, outputs)))
-        run_passes(
-            plan_passes(outputs), forward, check=options.dump.verify, folder=options.dump.save_onnx
-        )  # its backward never runs
+        run_checked(plan_passes(outputs), forward, options)  # its backward never runs
         return forward, backward
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

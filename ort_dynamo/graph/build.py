@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -15,11 +14,25 @@ from torch.fx import GraphModule
 
 from ort_dynamo.graph.boundary import ValueSpec
 from ort_dynamo.graph.dtypes import ONNX_TO_TORCH
+from ort_dynamo.graph.function_key import spell_array
 from ort_dynamo.graph.fused_op import FusedOp
 from ort_dynamo.options.groups import DumpOptions, SessionSettings
 from ort_dynamo.targets.target import Target
 
-__all__ = ["BuildRecord", "BuildSpec", "BuildStage", "BuiltGraph", "PassRecord", "Source", "built_of", "spell_pass"]
+__all__ = [
+    "BuildRecord",
+    "BuildSpec",
+    "BuildStage",
+    "BuiltGraph",
+    "PassRecord",
+    "Source",
+    "Stage",
+    "built_of",
+    "spell_pass",
+]
+
+Stage = Literal["lowered", "rewritten", "optimized"]
+"""Stage of a build at which a model is saved: before any pass, after our passes, after ONNX Runtime's optimizers."""
 
 Source = Literal["memory", "disk", "built"]
 """Origin of an island: one with the same graph key in this process, a stored one, or a build."""
@@ -80,11 +93,11 @@ def _contents(values: Iterable[object], seen: set[int] | None = None) -> Iterato
         seen.add(id(value))
         if type(value) in (torch.Tensor, torch.nn.Parameter) and _has_bytes(value):  # type: ignore[arg-type]
             plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()  # type: ignore[attr-defined]
-            yield _hashed(plain.dtype, plain.shape, plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+            yield f"{plain.dtype}{tuple(plain.shape)}{spell_array(plain.reshape(-1).view(torch.uint8).numpy())}"
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            yield _hashed(value.dtype.str, value.shape, value.tobytes())
+            yield spell_array(value)
         elif isinstance(value, ir.TensorProtocol):
-            yield _hashed(value.dtype, value.shape, value.tobytes())
+            yield f"{value.dtype}{spell_array(value.numpy())}"
         elif isinstance(value, (tuple, list, set, frozenset)):
             yield from _contents(value, seen)
         elif isinstance(value, Mapping):
@@ -95,10 +108,6 @@ def _contents(values: Iterable[object], seen: set[int] | None = None) -> Iterato
 
 def _has_bytes(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type != "meta"
-
-
-def _hashed(dtype: object, shape: Iterable[object], content: bytes) -> str:
-    return f"{dtype},{tuple(shape)},{hashlib.sha256(content).hexdigest()}"
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ class BuildStage:
 
     name: str
     island: GraphModule
-    stage: Literal["lowered", "rewritten", "optimized"]
+    stage: Stage
     model: ir.Model | None
     serialised: Callable[[], bytes]
 

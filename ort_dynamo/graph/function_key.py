@@ -28,7 +28,7 @@ import torch
 
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, OpOverloadPacket
 
-__all__ = ["NotKeyableError", "spell_function"]
+__all__ = ["NotKeyableError", "spell_array", "spell_function"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, torch.Size, list, set, frozenset, dict, np.ndarray, partial)
 _VERSIONED = frozenset({"numpy", "onnx", "onnx_ir", "onnxscript", "ort_dynamo", "sympy", "torch"})
@@ -38,18 +38,18 @@ _STATELESS = frozenset({
     *("operator", "re", "statistics", "string", "struct", "textwrap", "types", "typing", "warnings"),
 })  # fmt: skip
 """Python's modules whose functions depend on their arguments alone, but for output."""
-_READING = frozenset({
+_IMPURE_BUILTINS = frozenset({
     *("__import__", "breakpoint", "compile", "dir", "eval", "exec", "globals", "hash", "id", "input", "locals", "open"),
     "vars",
 })  # fmt: skip
 """Built-in functions whose results depend on more than their arguments."""
-_FROM_FILES = frozenset({
+_IMPURE_FUNCTIONS = frozenset({
     *("fromfile", "from_file", "genfromtxt", "load", "load_model", "loadtxt", "memmap", "open_memmap"),
     *("load_external_data_for_model", "load_state_dict_from_url"),
     *("rand", "randint", "randn", "random", "get_default_dtype", "get_num_threads"),
 })  # fmt: skip
 """Functions of the versioned packages that read files or settings, or that draw random numbers."""
-_REFUSED = _READING | _FROM_FILES
+_IMPURE = _IMPURE_BUILTINS | _IMPURE_FUNCTIONS
 _PYTHON = frozenset({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)})
 _FOLDERS = _PYTHON | {os.path.join(folder, "lib-dynload") for folder in _PYTHON}
 """The folders of Python's own modules."""
@@ -67,6 +67,11 @@ def spell_function(function: Callable[..., Any]) -> str:
             that belongs neither to Python nor to a package with a known version.
     """
     return f"{sys.implementation.cache_tag} numpy={np.__version__} {_Speller().spell(function)}"
+
+
+def spell_array(array: np.ndarray[Any, Any]) -> str:
+    """Return dtype, shape and content of an array without Python objects as text."""
+    return f"array({array.dtype.str},{array.shape},{hashlib.sha256(array.tobytes()).hexdigest()})"
 
 
 class _Speller:
@@ -96,14 +101,14 @@ class _Speller:
             case dict():
                 return "dict(" + ",".join(f"{self.spell(k)}:{self.spell(v)}" for k, v in value.items()) + ")"
             case np.ndarray() if not value.dtype.hasobject:
-                return f"array({value.dtype.str},{value.shape},{hashlib.sha256(value.tobytes()).hexdigest()})"
+                return spell_array(value)
             case partial():
                 return f"partial({self.spell(value.func)},{self.spell(value.args)},{self.spell(value.keywords)})"
             case types.FunctionType() if not _is_named(value):
                 return self._spell_code_of(value)
             case types.ModuleType() if _is_versioned(value.__name__) and _is_itself(value):
                 return f"module({value.__name__})"
-            case types.BuiltinFunctionType() | types.FunctionType() if _is_named(value) and value.__name__ in _REFUSED:
+            case types.BuiltinFunctionType() | types.FunctionType() if _is_named(value) and value.__name__ in _IMPURE:
                 pass
             case type() | types.FunctionType() | types.BuiltinFunctionType() if _is_named(value):
                 return _qualified(value)
@@ -133,20 +138,25 @@ class _Speller:
 
     def _spell_global(self, function: types.FunctionType, name: str, attribute: str) -> str:
         if name not in function.__globals__:
-            if name in _READING:
+            if name in _IMPURE_BUILTINS:
                 raise NotKeyableError(f"a call of {name}")
             return f"{name}=builtin({name})"
         value = function.__globals__[name]
-        reading = _READING if value is builtins else _FROM_FILES
-        if isinstance(value, types.ModuleType) and attribute in reading:
-            raise NotKeyableError(f"a call of {name}.{attribute}")
-        if isinstance(value, types.ModuleType) and not _is_versioned(value.__name__) and _is_standard(value.__name__):
-            value = getattr(value, attribute, value)  # sys.maxsize is a plain number; the module is more
-            if isinstance(value, tuple):  # sys.version_info is one with names
-                value = tuple(value)
-            if isinstance(value, (bool, int, float, str, tuple)):
-                return f"{name}.{attribute}={self.spell(value)}"
+        if isinstance(value, types.ModuleType):
+            return self._spell_module(name, value, attribute)
         return f"{name}={self.spell(value)}"
+
+    def _spell_module(self, name: str, module: types.ModuleType, attribute: str) -> str:
+        """Return a module of which an attribute is read; of Python's other modules, the attribute if it is a number."""
+        if attribute in (_IMPURE_BUILTINS if module is builtins else _IMPURE_FUNCTIONS):
+            raise NotKeyableError(f"a call of {name}.{attribute}")
+        if not _is_versioned(module.__name__) and _is_standard(module.__name__):
+            found = getattr(module, attribute, module)
+            if isinstance(found, tuple):  # sys.version_info is one with names
+                found = tuple(found)
+            if isinstance(found, (bool, int, float, str, tuple)):
+                return f"{name}.{attribute}={self.spell(found)}"
+        return f"{name}={self.spell(module)}"
 
 
 def _globals_read(code: types.CodeType) -> list[tuple[str, str]]:

@@ -7,10 +7,11 @@ from typing import Any
 
 from ort_dynamo.errors import InvalidOptionError
 
-__all__ = ["checked_path", "is_bool", "is_count", "is_thread_count", "one_of"]
+__all__ = ["MOST_THREADS", "checked_path", "is_bool", "is_count", "is_thread_count", "one_of"]
 
 
-_MOST_THREADS = 4096
+MOST_THREADS = 4096
+"""Threads of a session at most: more than machines have, and few enough to start."""
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -41,8 +42,8 @@ def is_thread_count(name: str, value: object) -> None:
     A session starts all its threads when it opens, and ONNX Runtime cannot be interrupted there.
     """
     is_count(name, value)
-    if isinstance(value, int) and value > _MOST_THREADS:
-        raise InvalidOptionError(name=name, value=value, expected=f"None or an int from 1 to {_MOST_THREADS}")
+    if isinstance(value, int) and value > MOST_THREADS:
+        raise InvalidOptionError(name=name, value=value, expected=f"None or an int from 1 to {MOST_THREADS}")
 
 
 def checked_path(name: str, value: Any) -> str | None:

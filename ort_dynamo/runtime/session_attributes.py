@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ort_dynamo.errors import InvalidOptionError, UnknownSettingError
+from ort_dynamo.options.checks import MOST_THREADS
 from ort_dynamo.options.session_attributes import attribute_names
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
@@ -15,7 +16,7 @@ __all__ = ["check_attributes", "set_attributes"]
 
 _RANGES = {
     "log_severity_level": range(-1, 5),
-    "inter_op_num_threads": range(4097),
+    "inter_op_num_threads": range(MOST_THREADS + 1),
 }
 """Attribute -> the values that ONNX Runtime takes where its setter takes more."""
 

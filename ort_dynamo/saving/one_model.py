@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +16,7 @@ import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
 from ort_dynamo.errors import InvalidArgumentError
+from ort_dynamo.graph.build import Stage
 from ort_dynamo.graph.dtypes import TORCH_TO_ONNX
 from ort_dynamo.saving.torch_calls import JoinedGraph, spelled
 
@@ -25,7 +26,7 @@ TORCH_DOMAIN = "org.pytorch.aten"
 """The domain of nodes that torch runs, each an `ATen` with the operator's name, as ORTModule had them."""
 
 
-_STAGES = ("lowered", "rewritten", "optimized")
+_STAGES: tuple[str, ...] = get_args(Stage)
 
 
 def join_models(path: str | Path, stage: str, *, backward: bool = True) -> ir.Model:

@@ -19,9 +19,8 @@ def clamp(ctx: LoweringContext, self: ir.Value, min: Number | None = None, max: 
     bounds = [bound for bound in (min, max) if bound is not None]
     (x, *_), dtype = promote(ctx, self, *bounds)
     if ctx.out.dtype == torch.uint8 and any(isinstance(bound, int) and bound < 0 for bound in bounds):
-        raise ctx.refuse(
-            "a negative bound of uint8"
-        )  # torch 2.15 does not bound by it, and older releases do by 256 more
+        # It has no effect in torch 2.15, and wraps in older releases.
+        raise ctx.refuse("a negative bound of uint8")
     if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         result = ctx.op.Expand(ctx.constant(math.nan, dtype), ctx.shape(ctx.out.shape))
     elif any(isinstance(bound, torch.SymFloat) for bound in bounds):  # one may be NaN, which Clip leaves out

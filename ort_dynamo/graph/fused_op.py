@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DOMAIN", "FusedOp", "FusedOutput", "Size", "fused_ops_from_json", "fused_ops_to_json"]
+__all__ = ["DOMAIN", "ITSELF", "FusedOp", "FusedOutput", "Size", "fused_ops_from_json", "fused_ops_to_json"]
 
 DOMAIN = "ort_dynamo.fused"
 """The domain of every fused operator."""
+
+ITSELF = -1
+"""The axis of a symbol whose value is not a dimension of its input, but the input: one int64, which is on the host."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,15 @@ class FusedOutput:
 class FusedOp:
     """One kernel, and the custom operator that launches it.
 
-    The kernel's parameters are a pointer for each input, a pointer for each output, and each symbol as an int64.
+    The kernel's parameters are a pointer for each input, a pointer for each output, and each symbol as an int64. The
+    pointer of a number on the host is null.
     It runs as ceil(count / per_program) programs in one dimension; if that is 0, it does not run.
 
     Attributes:
         name: the operator's type in the domain `ort_dynamo.fused`, and the name of the function in the source.
         inputs: the element types, as in ONNX's TensorProto. Tensors are contiguous.
         outputs: the element types and shapes.
-        symbols: for each symbol, (index of an input, axis) with its size.
+        symbols: for each symbol, (index of an input, axis) with its size; with ITSELF for an axis, of a number.
         count: the number of elements, or rows, divided among programs.
         per_program: how many of these each program computes.
         source: the kernel in Triton's language: a module with one `triton.jit` function.
@@ -81,6 +85,11 @@ class FusedOp:
     def programs(self, symbols: Sequence[int]) -> int:
         """Count the programs of a launch."""
         return -(-self.count.value(symbols) // self.per_program)
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The indices of inputs that are numbers on the host."""
+        return frozenset(index for index, axis in self.symbols if axis == ITSELF)
 
 
 def fused_ops_to_json(ops: Sequence[FusedOp]) -> str:
@@ -118,7 +127,9 @@ def _op(given: dict[str, Any]) -> FusedOp:
                 FusedOutput(_integer(one["dtype"]), tuple(map(_size, _entries(one["shape"]))))
                 for one in _entries(given["outputs"])
             ),
-            "symbols": tuple((_integer(index), _integer(axis)) for index, axis in _entries(given["symbols"])),
+            "symbols": tuple(
+                (_integer(index), _integer(axis, least=ITSELF)) for index, axis in _entries(given["symbols"])
+            ),
             "count": _size(given["count"]),
             "per_program": _integer(given["per_program"], least=1),
             "num_warps": _integer(given["num_warps"], least=1, most=_MOST_WARPS),

@@ -16,6 +16,7 @@ __all__ = [
     "HALF",
     "IGNORES_NAN",
     "KERNEL_READS",
+    "NUMBER",
     "OBSERVERS",
     "PASS",
     "RANDOM",
@@ -129,6 +130,11 @@ STOPS = "ort_dynamo.stops"
 
 READS_ROUNDED = "ort_dynamo.reads_rounded"
 """On a node that computes in a wider dtype: its inputs must be rounded to torch's dtype."""
+
+# -- keys of an ONNX value's meta, which no file has ---------------------------------------------------------------
+
+NUMBER = "ort_dynamo.number"
+"""True on an input of a graph that is a Python number: a session is fed it on the host, on any device."""
 
 # -- names of ONNX nodes, which ONNX Runtime repeats in its messages -------------------------------------------
 

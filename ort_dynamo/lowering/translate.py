@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from ort_dynamo.errors import LoweringError, UnsupportedNodeError
 from ort_dynamo.graph.boundary import ValueSpec, inverse, output_spec
 from ort_dynamo.graph.dtypes import onnx_dtype, onnx_tensor
+from ort_dynamo.graph.marks import NUMBER
 from ort_dynamo.graph.source_line import user_line
 from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
@@ -206,6 +207,7 @@ class _Walk:
         fake = node.meta["val"]
         if spec.is_number:
             value = self._builder.input(node.name, onnx_dtype(spec.dtype), [])
+            value.meta[NUMBER] = True
             if isinstance(fake, (torch.SymInt, torch.SymFloat)):
                 self._symbols.offer_scalar(given_expression(fake), value)
             self.values[node] = fake

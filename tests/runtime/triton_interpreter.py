@@ -64,7 +64,7 @@ def interpret(op: Any, inputs: Sequence[torch.Tensor | np.ndarray[Any, Any]]) ->
     tensors = [one if isinstance(one, torch.Tensor) else torch.from_numpy(one) for one in inputs]
     assert [one.dtype for one in tensors] == [DTYPES[dtype] for dtype in op.inputs]
     assert all(one.is_contiguous() for one in tensors)
-    symbols = tuple(tensors[index].shape[axis] for index, axis in op.symbols)
+    symbols = tuple(int(tensors[i]) if i in op.numbers else tensors[i].shape[axis] for i, axis in op.symbols)
     outputs = [([size.value(symbols) for size in one.shape], DTYPES[one.dtype]) for one in op.outputs]
     text = checked_source(op.source, op.name).text
     return _asked(text, op.name, tensors, outputs, symbols, op.programs(symbols))

@@ -48,7 +48,7 @@ def from_start(ctx: LoweringContext, index: ir.Value, size: Size | None = None) 
         return index
     index = ctx.cast(index, torch.int64)
     if not ctx.target.takes("BitwiseAnd", "", {"T": ir.DataType.INT64}):
-        if ctx.target.fuses_kernels and isinstance(size, int):
+        if ctx.target.fuses_kernels and size is not None:
             return _stopped(ctx, index, 0, size)
         return ctx.op.Where(ctx.op.Less(index, 0), _GREATEST_INT32, index)
     return ctx.op.BitwiseAnd(index, ~(1 << 62))
@@ -66,7 +66,7 @@ def from_either_end(ctx: LoweringContext, index: ir.Value, size: Size | None) ->
         size: the size of the indexed axis, if torch's CUDA kernel stops at an index out of bounds.
     """
     number = ctx.cast(index, torch.int64)
-    if ctx.target.fuses_kernels and isinstance(size, int) and not ctx.target.stands_alone:
+    if ctx.target.fuses_kernels and size is not None and not ctx.target.stands_alone:
         return _stopped(ctx, number, -size, size)
     return number
 
@@ -82,10 +82,11 @@ def size_to_check(ctx: LoweringContext, size: Size) -> Size | None:
 _GREATEST_INT32 = (1 << 31) - 1
 
 
-def _stopped(ctx: LoweringContext, index: ir.Value, least: int, size: int) -> ir.Value:
+def _stopped(ctx: LoweringContext, index: ir.Value, least: Size, size: Size) -> ir.Value:
     """Return the int64 index; if out of range, a fused kernel stops, and a plain session gets a larger one."""
     op = ctx.op
-    wrong = op.Or(op.Less(index, least), op.GreaterOrEqual(index, size))
+    first, limit = (ctx.scalar(number, torch.int64) for number in (least, size))
+    wrong = op.Or(op.Less(index, first), op.GreaterOrEqual(index, limit))
     found: ir.Value = op.Where(wrong, _GREATEST_INT32, index)
     node = found.producer()
     assert node is not None

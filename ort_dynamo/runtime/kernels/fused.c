@@ -16,7 +16,7 @@
 #define NAME(name, parameters) #name,
 static const char *const driver_functions[] = {DRIVER(NAME)};
 
-enum { MAX_RANK = 32, TRAILING_NULLS = 4 };
+enum { MAX_RANK = 32, TRAILING_NULLS = 4, ITSELF = -1 };
 
 typedef int (*Host)(void **pointers, const int64_t *symbols, int64_t programs);
 
@@ -144,13 +144,20 @@ static OrtStatus *create(const OrtCustomOp *base, const OrtApi *api, const OrtKe
     return status;
 }
 
-static OrtStatus *read_symbols(const Kernel *kernel, const OrtValue *const *inputs, int64_t *symbols) {
+/* A number on the host is a symbol, and its pointer becomes null, since kernels cannot read it. */
+static OrtStatus *read_symbols(const Kernel *kernel, const OrtValue *const *inputs, void **pointers, int64_t *symbols) {
     const OrtApi *api = kernel->api;
     const Op *op = kernel->op;
     int64_t dimensions[MAX_RANK], read = -1;
     size_t rank = 0;
     for (int64_t i = 0; i < op->is.symbols; i++) {
         int64_t input = op->places[2 * i], axis = op->places[2 * i + 1];
+        if (axis == ITSELF) {
+            if (pointers[input] == NULL) return failed(api, op, "input %d is empty", (int)input);
+            symbols[i] = *(const int64_t *)pointers[input];
+            pointers[input] = NULL;
+            continue;
+        }
         if (input != read) {
             OrtTensorTypeAndShapeInfo *info;
             OrtStatus *status;
@@ -249,7 +256,7 @@ static OrtStatus *compute(void *state, OrtKernelContext *context) {
         TRY(api->KernelContext_GetInput(context, (size_t)i, &inputs[i]));
         TRY(api->GetTensorMutableData((OrtValue *)inputs[i], &pointers[i]));
     }
-    TRY(read_symbols(kernel, inputs, symbols));
+    TRY(read_symbols(kernel, inputs, pointers, symbols));
     programs = (size(&cursor, symbols) + op->is.per_program - 1) / op->is.per_program;
     for (int64_t i = 0; i < op->is.outputs; i++) {
         int64_t dimensions[MAX_RANK], rank = *cursor++;
@@ -277,7 +284,12 @@ static size_t output_count(const OrtCustomOp *op) { return (size_t)((const Op *)
 static int input_type(const OrtCustomOp *op, size_t i) { return (int)((const Op *)op)->types[i]; }
 static int output_type(const OrtCustomOp *op, size_t i) { return (int)((const Op *)op)->types[input_count(op) + i]; }
 static int required(const OrtCustomOp *op, size_t i) { return (void)op, (void)i, REQUIRED; }
-static int default_memory(const OrtCustomOp *op, size_t i) { return (void)op, (void)i, DEFAULT_MEMORY; }
+static int input_memory(const OrtCustomOp *base, size_t i) {
+    const Op *op = (const Op *)base;
+    for (int64_t symbol = 0; symbol < op->is.symbols; symbol++)
+        if (op->places[2 * symbol] == (int64_t)i && op->places[2 * symbol + 1] == ITSELF) return HOST_MEMORY;
+    return DEFAULT_MEMORY;
+}
 
 static const void *copied(const void *given, size_t nbytes, int *lacks) {
     void *copy;
@@ -323,7 +335,7 @@ Op *fused_create(const Description *given) {
     op->base.KernelDestroy = free;
     op->base.GetInputCharacteristic = required;
     op->base.GetOutputCharacteristic = required;
-    op->base.GetInputMemoryType = default_memory;
+    op->base.GetInputMemoryType = input_memory;
     op->base.CreateKernelV2 = create;
     op->base.KernelComputeV2 = compute;
     return op;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ort_dynamo.graph.fused_op import FusedOp
+from ort_dynamo.graph.fused_op import ITSELF, FusedOp
 
 __all__ = [
     "DRIVER",
@@ -26,6 +26,10 @@ MAX_RANK = 32
 
 TRAILING_NULLS = 4
 """Null pointers after the arguments, for Triton's one or two scratch buffers, which nothing reads."""
+
+
+_INT64 = 7
+"""int64, by ONNX's number."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,11 @@ class FusedKernel:
         sizes = [op.count, *(size for shape in shapes for size in shape)]
         if not op.outputs or op.per_program < 1 or any(len(shape) > MAX_RANK for shape in shapes):
             raise ValueError(f"{op.name}: outputs, per_program or a rank is out of range")
-        if not all(0 <= index < len(op.inputs) and 0 <= axis < MAX_RANK for index, axis in op.symbols):
+        if not all(0 <= index < len(op.inputs) and ITSELF <= axis < MAX_RANK for index, axis in op.symbols):
             raise ValueError(f"{op.name}: a symbol is the size of an input that there is not")
+        numbers = [index for index, axis in op.symbols if axis == ITSELF]
+        if len(set(numbers)) < len(numbers) or any(op.inputs[index] != _INT64 for index in numbers):
+            raise ValueError(f"{op.name}: a number on the host is no int64, or is there twice")
         if not all(0 <= symbol < len(op.symbols) for size in sizes for symbol in size.symbols):
             raise ValueError(f"{op.name}: a size has a symbol that there is not")
 

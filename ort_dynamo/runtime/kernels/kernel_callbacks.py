@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, byref, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any
 
-from ort_dynamo.graph.fused_op import DOMAIN
+from ort_dynamo.graph.fused_op import DOMAIN, ITSELF
 from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.runtime.kernels.c_api import (
     API_VERSION,
@@ -41,6 +41,7 @@ _STATE = c_uint64 * 2
 
 _RESOURCE_VERSION, _DEVICE_ID = 1, 10004
 _MOST_PROGRAMS = 2**31 - 1
+_DEFAULT_MEMORY, _HOST_MEMORY = 0, -2
 
 
 class _Op:
@@ -55,7 +56,8 @@ class _Op:
         self.aligned: LoadedKernel | None = None
         self.unaligned: LoadedKernel | None = None
         self.driver: Driver | None = None
-        self.measured = sorted({index for index, _ in kernel.op.symbols})
+        self.numbers = kernel.op.numbers
+        self.measured = sorted({index for index, axis in kernel.op.symbols if axis != ITSELF})
         self.sizes = functools.lru_cache(maxsize=64)(self._sizes)
 
     def _sizes(self, symbols: tuple[int, ...]) -> tuple[int, list[Any]]:
@@ -99,7 +101,9 @@ class KernelCallbacks:
             "GetOutputTypeCount": _COUNT(lambda op: len(ops[op].outputs)),
             "GetInputCharacteristic": _NUMBER(lambda op, index: 0),  # required
             "GetOutputCharacteristic": _NUMBER(lambda op, index: 0),
-            "GetInputMemoryType": _NUMBER(lambda op, index: 0),  # that of the provider
+            "GetInputMemoryType": _NUMBER(
+                lambda op, index: _HOST_MEMORY if index in ops[op].numbers else _DEFAULT_MEMORY
+            ),
             "CreateKernelV2": _CREATE(self._create),
             "KernelComputeV2": _COMPUTE(self._compute),
         }
@@ -193,10 +197,17 @@ def _run(api: Api, op: _Op, context: int) -> None:
         check(api.GetTensorMutableData(found, where))
         pointers.append(found.value or 0)
     shapes = {index: api.shape(values[index]) for index in op.measured}
+    if any(not pointers[index] for index in op.numbers):
+        raise LaunchError("a number is empty")
     for index, axis in what.symbols:
-        if axis >= len(shapes[index]):
+        if axis != ITSELF and axis >= len(shapes[index]):
             raise LaunchError(f"input {index} has {len(shapes[index])} dimensions")
-    symbols = tuple(shapes[index][axis] for index, axis in what.symbols)
+    symbols = tuple(
+        c_int64.from_address(pointers[index]).value if axis == ITSELF else shapes[index][axis]
+        for index, axis in what.symbols
+    )
+    for index in op.numbers:
+        pointers[index] = 0  # kernels cannot read it
     programs, outputs = op.sizes(symbols)
     for index, dimensions in enumerate(outputs):
         check(api.KernelContext_GetOutput(context, index, dimensions, len(dimensions), where))

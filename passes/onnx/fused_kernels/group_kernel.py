@@ -11,7 +11,17 @@ from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
-from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Counter, Kernel, Load, Store, Total, product
+from ort_dynamo.passes.onnx.fused_kernels.host_values import is_host_number
+from ort_dynamo.passes.onnx.fused_kernels.kernel import (
+    ColumnSum,
+    Counter,
+    HostNumber,
+    Kernel,
+    Load,
+    Store,
+    Total,
+    product,
+)
 from ort_dynamo.passes.onnx.fused_kernels.layouts import (
     CannotFuseError,
     Layout,
@@ -20,7 +30,7 @@ from ort_dynamo.passes.onnx.fused_kernels.layouts import (
     regrouped,
     strides_of,
 )
-from ort_dynamo.passes.onnx.fused_kernels.own_symbols import with_own_symbols
+from ort_dynamo.passes.onnx.fused_kernels.own_symbols import symbol_of_input, with_own_symbols
 from ort_dynamo.passes.onnx.fused_kernels.pieces import piece_of
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, reduced_axes
 from ort_dynamo.passes.onnx.fused_kernels.totals import check_totals
@@ -228,6 +238,8 @@ class _Lowering:
         return self._known[key]
 
     def _load(self, value: ir.Value, layout: Layout, only: Only) -> int:
+        if is_host_number(value):
+            return self._steps.add(HostNumber(ir.DataType.INT64, Size(1, (symbol_of_input(self._places[value]),))))
         strides = strides_of(self._counts, layout, self._shapes(value))
         mine, fixed = strides[: len(self._loops)], strides[len(self._loops) :]
         offset, places = Size(0), []

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-__all__ = ["host_nodes"]
+from ort_dynamo.graph.marks import NUMBER
+
+__all__ = ["host_nodes", "is_host_number"]
 
 _READ_ON_HOST: Mapping[str, tuple[int, ...]] = {
     "ConstantOfShape": (0,),
@@ -52,10 +54,42 @@ def host_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
         if node is not None and node not in found:
             found.add(node)
             pending += node.inputs
-    sized: set[ir.Value] = set()
+    sized = {value for value in graph.inputs if NUMBER in value.meta}
     for node in graph:
-        known = [one for one in node.inputs if one is not None and ir.convenience.get_const_tensor(one) is None]
-        if node.op_type in ("Shape", "Size") or (known and all(one in sized for one in known)):
+        if node.op_type in _MEASURES or _reads_only(node, sized):
             found.add(node)
             sized.update(node.outputs)
     return frozenset(found)
+
+
+def is_host_number(value: ir.Value) -> bool:
+    """Check whether a value is one int64 that a session has on the host: a number that it is fed, or one of sizes."""
+    if value.dtype != ir.DataType.INT64 or value.shape is None or any(dim != 1 for dim in value.shape):
+        return False
+    sized, left = set[ir.Value](), [value]
+    while left:
+        node = left[-1].producer()
+        if left[-1] in sized or NUMBER in left[-1].meta or (node is not None and node.op_type in _MEASURES):
+            sized.add(left.pop())
+        elif node is None:
+            return False
+        elif _reads_only(node, sized):
+            sized.add(left.pop())
+        elif unknown := [one for one in _read_values(node) if one not in sized]:
+            left += unknown
+        else:
+            return False
+    return True
+
+
+_MEASURES = frozenset({"Shape", "Size"})
+
+
+def _reads_only(node: ir.Node, sized: set[ir.Value]) -> bool:
+    """Check whether a node computes something of these values and constants alone."""
+    read = _read_values(node)
+    return bool(read) and all(one in sized for one in read)
+
+
+def _read_values(node: ir.Node) -> list[ir.Value]:
+    return [one for one in node.inputs if one is not None and ir.convenience.get_const_tensor(one) is None]

@@ -27,6 +27,7 @@ __all__ = [
     "ColumnSum",
     "Constant",
     "Counter",
+    "HostNumber",
     "Kernel",
     "Load",
     "Reduce",
@@ -87,6 +88,19 @@ class Counter:
 
 
 @dataclass(frozen=True)
+class HostNumber:
+    """A number that the session computes on the host, from sizes.
+
+    Attributes:
+        dtype: int64.
+        value: the number.
+    """
+
+    dtype: ir.DataType
+    value: Size
+
+
+@dataclass(frozen=True)
 class Constant:
     """A scalar."""
 
@@ -141,7 +155,7 @@ class Total:
     argument: int
 
 
-Step = Load | Counter | Constant | Apply | Reduce | Total
+Step = Load | Counter | HostNumber | Constant | Apply | Reduce | Total
 
 
 @dataclass(frozen=True)
@@ -184,7 +198,7 @@ class Kernel:
         outputs: the element type of each output.
         stores: the store of each output.
         part: the number of consecutive rows that a column sum adds, a divisor of all rows; 0 without such sums.
-        symbols: for each symbol, (index of an input, axis) with its size.
+        symbols: for each symbol, (index of an input, axis) with its size; with ITSELF for an axis, of a number.
     """
 
     loops: tuple[Size, ...]

@@ -13,6 +13,7 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import (
     Apply,
     Constant,
     Counter,
+    HostNumber,
     Kernel,
     Load,
     Reduce,
@@ -140,6 +141,8 @@ def _written(step: Step, space: Flat | Rows) -> str:
         case Counter():
             offset, _ = space.access(step.strides)
             return f"({offset}).to(tl.int64)" if offset else "tl.full([], 0, tl.int64)"
+        case HostNumber():
+            return written_size(step.value)
         case Constant():
             return _literal(step)
         case Reduce():

@@ -26,7 +26,7 @@ from fused_models import (
     rows_op,
 )
 
-from ort_dynamo.graph.fused_op import FusedOp, FusedOutput, Size
+from ort_dynamo.graph.fused_op import ITSELF, FusedOp, FusedOutput, Size
 from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.runtime.kernels.fused_kernel import FusedKernel, HostCode
 
@@ -116,6 +116,32 @@ def test_outputs_have_the_shapes_that_symbols_give(registration: Registration) -
         outputs = run(session, np.ones((2, n), np.float32), np.ones(rest, np.int64))
         assert [output.shape for output in outputs] == [(n * rest,), (2 * n, rest), (), (n * n, 3), (0, rest)]
         assert all((output == 2 * n + rest).all() for output in outputs)
+
+
+def test_a_number_on_the_host_is_a_symbol(registration: Registration) -> None:
+    """Sizes of results may depend on it; the kernel gets no address of it."""
+    seen = []
+
+    def host(pointers: Any, symbols: Any, programs: int) -> int:
+        seen.append((pointers[0], pointers[1] is None, symbols[0], symbols[1], programs))
+        return 0
+
+    outputs = (FusedOutput(FLOAT, (N, Size(2, (1,)))),)
+    op = FusedOp("k", (FLOAT, 7), outputs, ((0, 0), (1, ITSELF)), N * Size(1, (1,)), 1, "")
+    graph = "(float[n] x, int64 z) => (float[n, m] y) { y = fused.k (x, z) }"
+    session = open_model(model(graph), registration, [FusedKernel(op, host_code(host), None)])
+    for n, number in ((3, 5), (1, 0), (4, 2)):
+        (y,) = run(session, np.ones(n, np.float32), np.array(number))
+        assert y.shape == (n, 2 * number)
+    assert [one[1:] for one in seen] == [(True, 3, 5, 15), (True, 4, 2, 8)]
+    assert all(address for address, *_ in seen)
+
+
+@pytest.mark.parametrize(("inputs", "symbols"), [((FLOAT, 1), ((1, ITSELF),)), ((7,), ((0, ITSELF), (0, ITSELF)))])
+def test_a_number_that_is_no_int64_or_there_twice_is_refused(inputs: Any, symbols: Any) -> None:
+    op = FusedOp("k", inputs, (FusedOutput(FLOAT, ()),), symbols, Size(1), 1, "")
+    with pytest.raises(ValueError, match="a number on the host is no int64, or is there twice"):
+        FusedKernel(op, HostCode(1), None)
 
 
 def test_an_empty_tensor_launches_nothing(registration: Registration) -> None:

@@ -17,6 +17,7 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import (
     ColumnSum,
     Constant,
     Counter,
+    HostNumber,
     Kernel,
     Load,
     Reduce,
@@ -145,6 +146,8 @@ def _step(
             return shown.astype(wide)
         case Counter():
             return offsets(step.strides)
+        case HostNumber():
+            return np.full((1,) * len(loops), step.value.value(symbols), wide)
         case Constant():
             return np.full((1,) * len(loops), step.value, wide)
         case Reduce():

@@ -11,7 +11,7 @@ import pytest
 from generated_graphs import GraphMaker, inputs_of
 from numpy_form import computed
 
-from ort_dynamo.graph.fused_op import DOMAIN
+from ort_dynamo.graph.fused_op import DOMAIN, ITSELF
 from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels, fused_kernels
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.runtime.installed.importing import onnxruntime
@@ -73,7 +73,7 @@ def with_kernels(
 
 
 def kernel_results(kernel: Kernel, given: list[np.ndarray]) -> list[np.ndarray]:
-    symbols = [given[index].shape[axis] for index, axis in kernel.symbols]
+    symbols = [given[i].item() if axis == ITSELF else given[i].shape[axis] for i, axis in kernel.symbols]
     flat = computed(kernel, given, symbols)
     shapes = [[size.value(symbols) for size in store.shape] for store in kernel.stores]
     return [one.reshape(shape) for one, shape in zip(flat, shapes, strict=True)]

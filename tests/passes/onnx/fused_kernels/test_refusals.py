@@ -100,6 +100,10 @@ CASES = {
         "  c = Concat<axis=0>(b, b)  y = Concat<axis=2>(c, c) }",
         [],
     ),
+    "no input has a dimension for 1 of the symbols": (
+        'g (float["2*N",6] x) => (float[N,12] y) <int64[2] wide = {-1, 12}> { a = Exp(x)  y = Reshape(a, wide) }',
+        [],
+    ),
     "a sum over rows depends on another sum over rows": (
         f"g (float[8,16] x) => (float[16] u) <{ZERO}> {{"
         " s = ReduceSum<keepdims=0>(x, zero)  c = Sub(x, s)  t = ReduceSum<keepdims=0>(c, zero)  u = Exp(t) }",

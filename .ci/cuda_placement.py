@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import re
@@ -29,7 +30,17 @@ from typing import Any
 from record_kernels import make_environment
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from ort_dynamo.graph.fused_op import fused_ops_from_json, fused_ops_to_json  # noqa: E402
+from ort_dynamo.runtime.kernels.fused_kernel import FusedKernel, HostCode  # noqa: E402
+from ort_dynamo.runtime.kernels.kernel_library import KernelLibrary  # noqa: E402
+
 VERSION = "1.31.1"
+
+
+_OF_SIZES = frozenset(
+    {"Add", "Cast", "Concat", "Div", "Max", "Min", "Mod", "Mul", "Reshape", "Squeeze", "Sub", "Unsqueeze"}
+)
 
 
 @dataclass
@@ -50,8 +61,8 @@ class Placement:
 
     @property
     def is_whole(self) -> bool:
-        """True if all of the model would run on CUDA."""
-        return self.cuda > 0 and not self.cpu and not self.copies
+        """True if all of the model would run on CUDA, but for arithmetic of sizes, which needs no copies."""
+        return self.cuda > 0 and self.cpu.keys() <= _OF_SIZES and not self.copies
 
 
 def read_log(log: str) -> Placement:
@@ -65,10 +76,10 @@ def read_log(log: str) -> Placement:
             elif "All nodes" in line:
                 found.cpu["(all)"] += int(placed[2])
         elif node := re.search(r"VerifyEachNodeIsAssignedToAnEp\]\s+(\w+) \(", line):
-            if node[1].startswith("Memcpy"):
-                found.copies += 1
-            elif provider == "CPUExecutionProvider":
+            if provider == "CPUExecutionProvider":
                 found.cpu[node[1]] += 1
+        elif copies := re.search(r" (\d+) Memcpy nodes are added to the graph", line):
+            found.copies += int(copies[1])  # the list of nodes is not printed if all are on one provider
     return found
 
 
@@ -80,11 +91,18 @@ def ask(python: Sequence[str], model: Path, without: Sequence[str] = ()) -> Plac
 
 
 def open_session(model: str, without: str) -> None:
-    """Try to open a session in the environment; print to stderr all that ONNX Runtime logs."""
+    """Try to open a session in the environment; print to stderr all that ONNX Runtime logs.
+
+    The fused kernels of the model are in a file beside it. The code of a kernel does not matter, as none runs.
+    """
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level, settings.log_verbosity_level = 0, 1
+    if ops := fused_ops_from_json(kernels_beside(Path(model)).read_text()):
+        library = KernelLibrary.load(None)
+        assert isinstance(library, KernelLibrary), library
+        library.register(settings, [FusedKernel(op, HostCode(1), "CUDAExecutionProvider") for op in ops])
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     # It fails when the device is first used, which is after the placement.
     onnxruntime.InferenceSession(model, settings, providers=providers, disabled_optimizers=json.loads(without))
@@ -92,7 +110,7 @@ def open_session(model: str, without: str) -> None:
 
 def models(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yield the model files of each workload's training step, and the optimizers that a session leaves out."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cuda")]
+    sys.path.insert(0, str(ROOT / "tests" / "cuda"))
     import onnx
     import onnx_ir as ir
     import torch
@@ -102,21 +120,30 @@ def models(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, list[str]
     from ort_dynamo.runtime.installed.capabilities import omitted_optimizers
     from ort_dynamo.runtime.installed.providers import recorded_cuda_targets
 
-    target = next(target for target in recorded_cuda_targets() if target.version == VERSION)
+    recorded = next(target for target in recorded_cuda_targets() if target.version == VERSION)
     kinds = (torch.float32, torch.bfloat16, torch.float16)
-    for name, dtype, placement in itertools.product(names or WORKLOADS, kinds, ("fastest", "onnxruntime")):
+    ways = itertools.product(names or WORKLOADS, kinds, ("fastest", "onnxruntime"), (False, True), (False, True))
+    for name, dtype, placement, dynamic, fused in ways:
+        target = dataclasses.replace(recorded, fuses_kernels=fused)
         workload = build(name, "tiny")
         wide = dtype == torch.float32
         autocast: Any = contextlib.nullcontext() if wide else torch.autocast("cpu", dtype)
         torch.compiler.reset()
         with compiled_for(target, placement=placement) as (backend, found), autocast:
-            torch.compile(workload.module, backend=backend, fullgraph=True)(*workload.batch)
-        for place, model in enumerate(found.models):
-            file = folder / f"{name}-{str(dtype).removeprefix('torch.')}-{placement}-{place}.onnx"
+            torch.compile(workload.module, backend=backend, fullgraph=True, dynamic=dynamic)(*workload.batch)
+        way = "-".join([str(dtype).removeprefix("torch."), placement, *["dynamic"] * dynamic, *["fused"] * fused])
+        for place, (model, kernels) in enumerate(zip(found.models, found.kernels, strict=True)):
+            file = folder / f"{name}-{way}-{place}.onnx"
             onnx.save(model, file)
+            kernels_beside(file).write_text(fused_ops_to_json(kernels))
             values = onnx.shape_inference.infer_shapes(model).graph.value_info
             dtypes = {ir.DataType(value.type.tensor_type.elem_type) for value in values}
             yield file, omitted_optimizers(dtypes, target)
+
+
+def kernels_beside(model: Path) -> Path:
+    """Return the path of the file with the fused kernels of a model."""
+    return model.with_suffix(".json")
 
 
 MISPLACED = """<ir_version: 9, opset_import: ["": 20]>
@@ -142,6 +169,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         misplaced = Path(temporary, "misplaced.onnx")
         onnx.save(onnx.parser.parse_model(MISPLACED), misplaced)
+        kernels_beside(misplaced).write_text(fused_ops_to_json([]))
         found = ask(python, misplaced)
         if found.cpu != {"BitwiseAnd": 1} or found.cuda != 1:
             print(f"a node without a kernel is not seen:\n{found.log[-3000:]}")

@@ -63,6 +63,7 @@ from ort_dynamo.passes.fx.torch_graph.reshape_views import ReshapeViews
 from ort_dynamo.passes.fx.write_before_hooks import WriteBeforeHooks
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.compute_in_half import ComputeInHalf
+from ort_dynamo.passes.onnx.copy_numbers import CopyNumbers
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
 from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels
@@ -323,6 +324,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         TakeShapesEarly(),  # after all that moves casts
         # After all that makes or moves arithmetic, and without the nodes that the fusions have replaced.
         *([RemoveUnusedNodesPass(), FuseKernels()] if target.fuses_kernels else []),
+        *([CopyNumbers()] if target.facts.keeps_sizes_on_host else []),  # after the kernels that take numbers
         RemoveUnreadNodes(),
         RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of the nodes that they replace
         *([RemoveUnusedFunctionsPass()] if target.fuses_kernels else []),  # type: ignore[no-untyped-call]

@@ -63,10 +63,16 @@ class Symbols:
     """Knows, for each size expression that some graph input carries, how to read it.
 
     Values are 0-d; int64, or float64 for a float. Each expression is built once per graph.
+
+    Args:
+        builder: the builder of the graph.
+        by_shapes: whether a size is read off a tensor's shape where a graph is given it as a number, too.
     """
 
-    def __init__(self, builder: LoweringBuilder) -> None:
+    def __init__(self, builder: LoweringBuilder, *, by_shapes: bool = False) -> None:
         self._builder = builder
+        self._by_shapes = by_shapes
+        self._scalars: dict[sympy.Expr, ir.Value] = {}
         self._op = builder.op
         self._readers: dict[sympy.Expr, Callable[[], ir.Value]] = {}
         self._values: dict[sympy.Expr, ir.Value] = {}
@@ -74,7 +80,7 @@ class Symbols:
 
     def offer_scalar(self, expr: sympy.Expr, value: ir.Value) -> None:
         """`value`, an int64 or float64 scalar input, is `expr`."""
-        self._values.setdefault(expr, value)
+        self._scalars.setdefault(expr, value)
 
     def offer_dim(self, expr: sympy.Expr, value: ir.Value, axis: int) -> None:
         """Dimension `axis` of the graph input `value` is `expr`."""
@@ -104,6 +110,8 @@ class Symbols:
         return self._op.Squeeze(self._op.Shape(value, start=axis, end=axis + 1), [0])
 
     def _build(self, expr: sympy.Expr) -> ir.Value:
+        if expr in self._scalars and not (self._by_shapes and expr in self._readers):
+            return self._scalars[expr]
         if expr in self._readers:
             return self._readers[expr]()
         op = self._op

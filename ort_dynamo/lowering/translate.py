@@ -171,7 +171,9 @@ class _Walk:
         opsets = {"": OPSET, "com.microsoft": 1}
         self.graph = ir.Graph([], [], nodes=[], opset_imports=opsets, name=name or "ort_train")
         self._builder = LoweringBuilder(self.graph, target)
-        self._symbols: Symbols = around._symbols if around else Symbols(self._builder)
+        self._symbols: Symbols = (
+            around._symbols if around else Symbols(self._builder, by_shapes=target.facts.keeps_sizes_on_host)
+        )
         self._fakes: dict[ir.Value, torch.Tensor] = around._fakes if around else {}
         self.values: dict[Node, Any] = {}
         self._prefix = f"{name}." if name else ""  # no two graphs of a model share a name

@@ -38,6 +38,8 @@ class Profile:
         repeated_bytes: the minimum bytes of a result whose arithmetic is recomputed in the backward, without a loss of
             time; None for never. On the CPU such a result has left the caches when the backward reads it (measured).
             Fused kernels recompute while they read. CUDA without them was not measured.
+        keeps_sizes_on_host: a tensor's shape is a value on the host, and its arithmetic runs on the CPU. That of other
+            numbers runs on the device, and a shape made of them is copied to the host, which waits.
         computes_on_streams: its kernels run on torch's stream, in torch's memory, after the call returns.
         raises_at_data: torch raises at invalid data, such as an integer divisor of zero. torch's CUDA kernels give an
             undefined result, or stop the device.
@@ -62,6 +64,7 @@ class Profile:
     shares_an_arena: bool
     section_bytes: int
     repeated_bytes: int | None
+    keeps_sizes_on_host: bool
     computes_on_streams: bool
     raises_at_data: bool
     scans_in_double: bool
@@ -99,6 +102,7 @@ CPU = Profile(
     shares_an_arena=True,
     section_bytes=16 << 20,
     repeated_bytes=1 << 20,
+    keeps_sizes_on_host=False,
     computes_on_streams=False,
     raises_at_data=True,
     scans_in_double=True,
@@ -124,6 +128,7 @@ CUDA = Profile(
     shares_an_arena=False,
     section_bytes=64 << 20,
     repeated_bytes=None,
+    keeps_sizes_on_host=True,
     computes_on_streams=True,
     raises_at_data=False,
     scans_in_double=False,

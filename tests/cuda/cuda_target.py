@@ -27,7 +27,7 @@ from ort_dynamo.cache import open_island
 from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.compilation import choose_target, cut
 from ort_dynamo.graph.build import BuiltGraph
-from ort_dynamo.graph.fused_op import DOMAIN
+from ort_dynamo.graph.fused_op import DOMAIN, FusedOp
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.targets.target import OPSET, Target
@@ -40,9 +40,10 @@ _CUDA = torch.device("cuda", 0)
 
 @dataclass
 class Compiled:
-    """The compiled models, as a session would get them, and the records of the compiles."""
+    """The compiled models with their fused kernels, as a session would get them, and the records of the compiles."""
 
     models: list[onnx.ModelProto] = field(default_factory=list)
+    kernels: list[tuple[FusedOp, ...]] = field(default_factory=list)
     records: list[CompileRecord] = field(default_factory=list)
 
     @property
@@ -64,6 +65,7 @@ def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., A
     def open_graph(built: BuiltGraph, *, target: Target, device: torch.device, store: object) -> Any:
         assert device == _CUDA
         found.models.append(onnx.ModelProto.FromString(built.model))
+        found.kernels.append(tuple(built.kernels))
         return SimpleNamespace(built=built, run=None)
 
     def marked(gm: GraphModule, *args: Any) -> Any:

@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import number_of
+from ort_dynamo.passes.onnx.analysis.host_values import is_host_number
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
-from ort_dynamo.passes.onnx.fused_kernels.host_values import is_host_number
 from ort_dynamo.passes.onnx.fused_kernels.kernel import (
     ColumnSum,
     Counter,

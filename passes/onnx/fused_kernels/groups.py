@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import constant_of, number_of
+from ort_dynamo.passes.onnx.analysis.host_values import host_nodes, is_host_number, is_of_sizes
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
-from ort_dynamo.passes.onnx.fused_kernels.host_values import host_nodes
 from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
 from ort_dynamo.passes.onnx.fused_kernels.repeated import Shared, read_by, repeated
@@ -89,13 +89,13 @@ class _Search:
         self._position = {node: position for position, node in enumerate(self._nodes)}
         self._kept = {value for value in graph.outputs if value is not None}
         self._of: dict[ir.Node, _Cluster] = {}
-        host = host_nodes(graph)
+        self._host = host_nodes(graph)
         for position, node in enumerate(self._nodes):
             cluster = self._of[node] = _Cluster([node], 1 << position)
             for producer in self._producers(node):
                 cluster.ancestors |= self._of[producer].bits | self._of[producer].ancestors
             is_read = any(output in self._kept or output.uses() for output in node.outputs)
-            if is_read and node not in host and self._is_fusable(node):
+            if is_read and node not in self._host and self._is_fusable(node):
                 cluster.points, cluster.columns = self._space(node)
         for node in reversed(self._nodes):
             cluster = self._of[node]
@@ -157,6 +157,8 @@ class _Search:
         return node.attributes.get_string("reduction", "none") in ("none", "add")
 
     def _is_taken(self, value: ir.Value) -> bool:
+        if value.producer() in self._host and is_of_sizes(value) and not is_host_number(value):
+            return False  # on the host, and no argument of a launch
         shape = self._sizes.find(value)
         return value.dtype in DTYPES and shape is not None and all(size.factor for size in shape)
 

@@ -8,15 +8,21 @@ import onnx_ir as ir
 
 from ort_dynamo.graph.marks import NUMBER
 
-__all__ = ["host_nodes", "is_host_number"]
+__all__ = ["MEASURES", "host_nodes", "is_host_number"]
+
+MEASURES = frozenset({"Shape", "Size"})
+"""Operators whose result is on the host."""
 
 _READ_ON_HOST: Mapping[str, tuple[int, ...]] = {
+    "Clip": (1, 2),
     "ConstantOfShape": (0,),
+    "CumSum": (1,),
+    "Dropout": (1, 2),
     "Expand": (1,),
     "If": (0,),
     "Loop": (0, 1),
     "OneHot": (1,),
-    "Pad": (1, 3),
+    "Pad": (1, 2, 3),
     "Range": (0, 1, 2),
     "ReduceMax": (1,),
     "ReduceMean": (1,),
@@ -54,9 +60,9 @@ def host_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
         if node is not None and node not in found:
             found.add(node)
             pending += node.inputs
-    sized = {value for value in graph.inputs if NUMBER in value.meta}
+    sized: set[ir.Value] = set()
     for node in graph:
-        if node.op_type in _MEASURES or _reads_only(node, sized):
+        if all(value.dtype == ir.DataType.INT64 for value in node.outputs) and _is_of(node, sized):
             found.add(node)
             sized.update(node.outputs)
     return frozenset(found)
@@ -66,14 +72,19 @@ def is_host_number(value: ir.Value) -> bool:
     """Check whether a value is one int64 that a session has on the host: a number that it is fed, or one of sizes."""
     if value.dtype != ir.DataType.INT64 or value.shape is None or any(dim != 1 for dim in value.shape):
         return False
+    return NUMBER in value.meta or is_of_sizes(value, integers=True)
+
+
+def is_of_sizes(value: ir.Value, *, integers: bool = False) -> bool:
+    """Check whether a value is computed from shapes and constants alone; with `integers`, in int64 alone."""
     sized, left = set[ir.Value](), [value]
     while left:
         node = left[-1].producer()
-        if left[-1] in sized or NUMBER in left[-1].meta or (node is not None and node.op_type in _MEASURES):
-            sized.add(left.pop())
-        elif node is None:
+        if left[-1] in sized:
+            left.pop()
+        elif node is None or (integers and left[-1].dtype != ir.DataType.INT64):
             return False
-        elif _reads_only(node, sized):
+        elif _is_of(node, sized):
             sized.add(left.pop())
         elif unknown := [one for one in _read_values(node) if one not in sized]:
             left += unknown
@@ -82,13 +93,10 @@ def is_host_number(value: ir.Value) -> bool:
     return True
 
 
-_MEASURES = frozenset({"Shape", "Size"})
-
-
-def _reads_only(node: ir.Node, sized: set[ir.Value]) -> bool:
-    """Check whether a node computes something of these values and constants alone."""
+def _is_of(node: ir.Node, sized: set[ir.Value]) -> bool:
+    """Check whether a node measures a tensor, or computes something of these values and constants alone."""
     read = _read_values(node)
-    return bool(read) and all(one in sized for one in read)
+    return node.op_type in MEASURES or (bool(read) and all(one in sized for one in read))
 
 
 def _read_values(node: ir.Node) -> list[ir.Value]:

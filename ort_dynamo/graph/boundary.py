@@ -37,7 +37,7 @@ class ValueSpec:
         order: the tensor's dimensions from slowest to fastest in memory. The session gets the tensor with this
             permutation, which is contiguous and needs no copy. Empty for the identity.
         is_number: whether it is a Python scalar (a symbolic size, or a float computed from one), passed as a 0-d
-            tensor.
+            tensor. A size is the first dimension of an empty matrix where the provider keeps sizes on the host.
         strides: the strides of an output that is no permutation of a contiguous tensor (overlapping, or with gaps);
             the result is copied into them. Empty otherwise.
         is_read: False for an input that no node reads, which the model lacks.

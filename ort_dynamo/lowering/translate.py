@@ -171,9 +171,8 @@ class _Walk:
         opsets = {"": OPSET, "com.microsoft": 1}
         self.graph = ir.Graph([], [], nodes=[], opset_imports=opsets, name=name or "ort_train")
         self._builder = LoweringBuilder(self.graph, target)
-        self._symbols: Symbols = (
-            around._symbols if around else Symbols(self._builder, by_shapes=target.facts.keeps_sizes_on_host)
-        )
+        self._by_shapes = target.facts.keeps_sizes_on_host
+        self._symbols: Symbols = around._symbols if around else Symbols(self._builder, by_shapes=self._by_shapes)
         self._fakes: dict[ir.Value, torch.Tensor] = around._fakes if around else {}
         self.values: dict[Node, Any] = {}
         self._prefix = f"{name}." if name else ""  # no two graphs of a model share a name
@@ -207,7 +206,11 @@ class _Walk:
 
     def add_input(self, node: Node, spec: ValueSpec) -> None:
         fake = node.meta["val"]
-        if spec.is_number:
+        if spec.is_number and self._by_shapes and _is_size(fake):
+            value = self._builder.input(node.name, onnx_dtype(spec.dtype), [_dim(fake), 0])
+            self._symbols.offer_dim(given_expression(fake), value, 0)
+            self.values[node] = fake
+        elif spec.is_number:
             value = self._builder.input(node.name, onnx_dtype(spec.dtype), [])
             value.meta[NUMBER] = True
             if isinstance(fake, (torch.SymInt, torch.SymFloat)):
@@ -386,6 +389,11 @@ def _located(node: Node, error: Exception) -> LoweringError:
     if function is not None:
         detail += f"\n  Your program registered this lowering: {name_of(function)}."
     return LoweringError(node=node.format_node(), where=user_line(node), error=detail)
+
+
+def _is_size(fake: Any) -> bool:
+    """Check whether a number is an integer that is not negative, by torch's assumptions on its symbols."""
+    return isinstance(fake, torch.SymInt) and bool(given_expression(fake).is_nonnegative)
 
 
 def _dim(size: int | torch.SymInt) -> int | str:

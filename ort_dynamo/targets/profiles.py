@@ -81,6 +81,7 @@ class Profile:
             leaves_normalizations=False,
             permutes_images=False,
             leaves_attention=False,
+            keeps_sizes_on_host=False,
         )
 
 

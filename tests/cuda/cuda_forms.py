@@ -30,6 +30,9 @@ from ort_dynamo.cache import open_island as opened_islands
 from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.compilation import choose_target, cut
 from ort_dynamo.graph.build import BuiltGraph
+from ort_dynamo.graph.fused_op import DOMAIN, ITSELF
+from ort_dynamo.passes.onnx.analysis.host_values import MEASURES, READ_ON_HOST
+from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
@@ -52,12 +55,14 @@ class Forms:
         operators: op type -> nodes.
         widened: "Operator, type variable=dtype …" -> nodes that compute in float32 between casts.
         lacking: the same of nodes that the CPU cannot run at all.
+        left_to_cpu: the same as `operators`, of nodes that the CUDA provider would leave to the CPU.
         kernels: name of a fused operator -> its kernel.
     """
 
     operators: Counter[str] = field(default_factory=Counter)
     widened: Counter[str] = field(default_factory=Counter)
     lacking: Counter[str] = field(default_factory=Counter)
+    left_to_cpu: Counter[str] = field(default_factory=Counter)
     kernels: dict[str, Kernel] = field(default_factory=dict)
 
 
@@ -84,6 +89,7 @@ def cuda_forms(*, fused: bool = False, **facts: Any) -> Iterator[Forms]:
         assert target.device_type == "cuda"
         model = onnx.ModelProto.FromString(built.model)
         found.operators.update(node.op_type for node in model.graph.node)
+        found.left_to_cpu.update(left_to_cpu(model, found.kernels))
         found.widened += widened(model, cpu)
         lacking = kernels_lacking(model, cpu)
         found.lacking += lacking
@@ -105,6 +111,33 @@ def cuda_forms(*, fused: bool = False, **facts: Any) -> Iterator[Forms]:
         patch_facts(patch, **facts)
         yield found
     CACHE.clear()
+
+
+def left_to_cpu(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> Iterator[str]:
+    """The nodes that ONNX Runtime's CUDA provider leaves to the CPU, but for those that only compute int64.
+
+    It does so with a node that reads a value on the host, by an input that is not for the host, and besides constants
+    and inputs of the graph alone (GetCpuPreferredNodes in fallback_cpu_capability.cc; half types are exempt).
+    """
+    read_model = ir.from_proto(model)
+    infer_missing_types(read_model)
+    graph = read_model.graph
+    host: set[ir.Value] = set()
+    for node in graph:
+        if node.op_type in MEASURES:
+            host.update(node.outputs)
+            continue
+        for_host = set(READ_ON_HOST.get(node.op_type, ()))
+        if node.domain == DOMAIN:
+            for_host = {index for index, axis in kernels[node.op_type].symbols if axis == ITSELF}
+        read = [value for value in node.inputs if value is not None and ir.convenience.get_const_tensor(value) is None]
+        plain = [value for index, value in enumerate(node.inputs) if value in host and index not in for_host]
+        told = any(value in host for index, value in enumerate(node.inputs) if index in for_host)
+        half = any(value.dtype in _HALF for value in read)
+        if plain and not told and not half and all(value in host or value.is_graph_input() for value in read):
+            host.update(node.outputs)
+            if any(value.dtype != ir.DataType.INT64 for value in node.outputs):
+                yield node.op_type
 
 
 _FLOAT = onnx.TensorProto.FLOAT

@@ -8,12 +8,12 @@ import onnx_ir as ir
 
 from ort_dynamo.graph.marks import NUMBER
 
-__all__ = ["MEASURES", "host_nodes", "is_host_number"]
+__all__ = ["MEASURES", "READ_ON_HOST", "host_nodes", "is_host_number"]
 
 MEASURES = frozenset({"Shape", "Size"})
 """Operators whose result is on the host."""
 
-_READ_ON_HOST: Mapping[str, tuple[int, ...]] = {
+READ_ON_HOST: Mapping[str, tuple[int, ...]] = {
     "Clip": (1, 2),
     "ConstantOfShape": (0,),
     "CumSum": (1,),
@@ -51,7 +51,7 @@ def host_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
     pending = [
         node.inputs[index]
         for node in graph.all_nodes()
-        for index in _READ_ON_HOST.get(node.op_type, ())
+        for index in READ_ON_HOST.get(node.op_type, ())
         if index < len(node.inputs)
     ]
     while pending:
@@ -94,9 +94,20 @@ def is_of_sizes(value: ir.Value, *, integers: bool = False) -> bool:
 
 
 def _is_of(node: ir.Node, sized: set[ir.Value]) -> bool:
-    """Check whether a node measures a tensor, or computes something of these values and constants alone."""
+    """Check whether a node measures a tensor, or computes something of these values and constants alone.
+
+    If a kernel takes such a value on the host, its result is on the device.
+    """
+    if node.op_type in MEASURES:
+        return True
     read = _read_values(node)
-    return node.op_type in MEASURES or (bool(read) and all(one in sized for one in read))
+    told = READ_ON_HOST.get(node.op_type, ())
+    return (
+        bool(read)
+        and not node.domain
+        and all(one in sized for one in read)
+        and not any(node.inputs[i] in read for i in told if i < len(node.inputs))
+    )
 
 
 def _read_values(node: ir.Node) -> list[ir.Value]:

@@ -1,0 +1,64 @@
+"""Numbers made of sizes are on the host: on CUDA no arithmetic of tensors follows them to the CPU.
+
+The rule by which the provider leaves nodes to the CPU is `left_to_cpu`'s; `.ci/cuda_placement.py` asks the provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx.parser
+import pytest
+import torch
+import torch.nn.functional as F
+from cuda_forms import cuda_forms, left_to_cpu
+from torch import Tensor
+
+PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean of rows": lambda x: x.relu().square().sum() / x.shape[0],
+    "mean": lambda x: x.mean(),
+    "scaled by a size": lambda x: (x * x.shape[0]).relu(),
+    "scaled by a root of a size": lambda x: (x.softmax(0) * x.shape[0] ** -0.5).sum(),
+    "mse_loss": lambda x: F.mse_loss(x.exp(), x),
+    "variance": lambda x: (x.var(0) + x.mean()).sum(),
+    "rows by a remainder": lambda x: (x[torch.arange(x.shape[0]) % 3] + x.shape[0]).sum(),
+    "first half": lambda x: torch.where(torch.arange(x.shape[0])[:, None] < x.shape[0] // 2, x, x.exp()).sum(),
+    "norm and mean": lambda x: F.layer_norm(x, (8,)).sum(0).div(x.shape[0]).sum(),
+    "clamped by a size": lambda x: x.clamp(max=x.shape[0] / 4).exp(),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.arange(x.shape[0]) % 8, label_smoothing=0.1),
+    "padded": lambda x: F.pad(x, (1, 0), value=x.shape[0]).exp(),
+    "causal": lambda x: (x @ x.T).masked_fill(torch.ones(x.shape[0], x.shape[0]).triu(1) > 0, -1e9).softmax(-1),
+    "a size alone": lambda x: x.sum() * torch.tensor(float(x.shape[0])),
+}
+
+
+AS_CONSTANTS = {"clamped by a size", "padded", "a size alone"}
+"""Programs whose sizes Dynamo makes constants of, or torch's tensors."""
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["nodes", "fused"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_arithmetic_of_tensors_stays_on_the_device(name: str, fused: bool) -> None:
+    torch._dynamo.reset()
+    with cuda_forms(fused=fused) as found:
+        run = torch.compile(PROGRAMS[name], backend="ort_train", dynamic=True, options={"placement": "onnxruntime"})
+        for rows in (5, 7, 2):
+            x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(rows), requires_grad=True)
+            result, right = run(x), PROGRAMS[name](x)
+            torch.testing.assert_close(result, right)
+            (gradient,), (expected,) = (torch.autograd.grad(one.sum(), x) for one in (result, right))
+            torch.testing.assert_close(gradient, expected)
+    assert found.operators["Shape"] or name in AS_CONSTANTS
+    assert not found.left_to_cpu
+
+
+def test_the_rule_of_the_provider() -> None:
+    """As it was seen to place these nodes (1.31.1, without a device)."""
+    header = '<ir_version: 10, opset_import: ["" : 20]>\n'
+    size = "s = Shape<start = 0, end = 1>(x)  n = Squeeze(s, axis)  f = Cast<to = 1>(n)"
+    of_inputs = f"g (float[n, 4] x, float t) => (float y) <int64[1] axis = {{0}}> {{ {size}  y = Div(t, f) }}"
+    computed = (
+        f"g (float[n, 4] x, float t) => (float y) <int64[1] axis = {{0}}> {{ {size}  u = Exp(t)  y = Div(u, f) }}"
+    )
+    left = [list(left_to_cpu(onnx.parser.parse_model(header + text), {})) for text in (of_inputs, computed)]
+    assert left == [["Cast", "Div"], ["Cast"]]  # and Squeeze, which computes int64

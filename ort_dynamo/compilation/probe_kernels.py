@@ -29,7 +29,7 @@ trial (float[1000, 7] a, float[64, 96] b, float[256, 80] c, float[96, 33] d, flo
        float[96] w, int64[50, 3] i, int64[300] k)
   => (float[1000, 7] flat, float[64, 96] rows, float[80] sums, float[80] roots, float[33] both, float[2, 1] picked,
       int64[50, 3] bits, int64[300] index)
-  <int64[1] zero = {0}, int64[1] one = {1}, int64 even = {-2}, int64 none = {0}, int64 size = {300}, int64 far = {-1}> {
+  <int64[1] zero = {0}, int64[1] one = {1}, int64 even = {-2}, int64 none = {0}, int64 far = {-1}> {
   a1 = Cast<to=16>(a)  a2 = Cast<to=1>(a1)  a3 = Tanh(a2)  a4 = Mul(a3, a2)  a5 = Cast<to=16>(a4)  flat = Cast<to=1>(a5)
   b1 = Add(b, b)  rows = LayerNormalization<axis=-1>(b1, w, w)
   c1 = Mul(c, c)  sums = ReduceSum<keepdims=0>(c1, zero)  c2 = Add(sums, sums)  roots = Sqrt(c2)
@@ -37,10 +37,11 @@ trial (float[1000, 7] a, float[64, 96] b, float[256, 80] c, float[96, 33] d, flo
   m = ReduceMax<keepdims=1>(e, one)  e1 = Sub(e, m)  e2 = Exp(e1)  s = ReduceSum<keepdims=1>(e2, one)  l = Log(s)
   e3 = Sub(e1, l)  picked = GatherElements<axis=1>(e3, t)
   bits = BitwiseAnd(i, even)
+  s1 = Shape<start=0, end=1>(k)  size = Squeeze(s1, zero)
   k1 = Less(k, none)  k2 = GreaterOrEqual(k, size)  k3 = Or(k1, k2)  index = Where(k3, far, k)
 }"""
 """A kernel of each kind: pointwise, rows, sums over rows, arithmetic of sums, rows and sums, rows read block by block,
-integers, an assertion."""
+integers, an assertion with a number on the host."""
 
 _ERROR = 2e-2
 """The largest error, relative to a result's largest number: the first result is rounded to bfloat16.

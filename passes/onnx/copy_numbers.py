@@ -20,10 +20,11 @@ from ort_dynamo.passes.ordering import Condition, ordering
 __all__ = ["CopyNumbers"]
 
 _READERS = frozenset({
-    "Add", "And", "Cast", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod",
-    "Mul", "Or", "Pow", "Sub", "Where", "Xor",
+    "Add", "And", "Cast", "Clip", "Div", "Equal", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
+    "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Or", "Pow", "ScatterElements", "ScatterND", "Sub", "Where",
+    "Xor",
 })  # fmt: skip
-"""Operators of CUDA's provider that read all inputs on the device."""
+"""Operators that read all inputs on the device, as the provider of 1.19.2 and 1.31.1 places them."""
 
 
 @ordering(needs=[Condition.CASTS_MOVED])

@@ -14,7 +14,6 @@ MEASURES = frozenset({"Shape", "Size"})
 """Operators whose result is on the host."""
 
 READ_ON_HOST: Mapping[str, tuple[int, ...]] = {
-    "Clip": (1, 2),
     "ConstantOfShape": (0,),
     "CumSum": (1,),
     "Dropout": (1, 2),

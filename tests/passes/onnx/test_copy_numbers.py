@@ -41,8 +41,8 @@ def test_a_number_that_arithmetic_reads_is_copied() -> None:
 UNCHANGED = {
     "a shape is read on the host": """g (float[n, 4] x) => (float[m, 2] y) <int64[1] two = {2}> {
   s = Shape<start = 0, end = 1>(x)  d = Mul(s, two)  t = Concat<axis = 0>(d, two)  y = Reshape(x, t) }""",
-    "so is a bound": """g (float[n] x) => (float[n] y) <int64[1] axis = {0}> {
-  s = Shape(x)  n = Squeeze(s, axis)  f = Cast<to = 1>(n)  y = Clip(x, f) }""",
+    "so is a filler": """g (float[n] x) => (float[m] y) <int64[1] axis = {0}, int64[2] p = {1, 1}> {
+  s = Shape(x)  n = Squeeze(s, axis)  f = Cast<to = 1>(n)  y = Pad(x, p, f) }""",
     "and the number of a range": """g (float[n] x) => (float[m] y) <int64[1] axis = {0}, float a = {0}, float b = {1}> {
   s = Shape(x)  n = Squeeze(s, axis)  f = Cast<to = 1>(n)  y = Range(a, f, b) }""",
     "no size is read": "g (float[n] x, int64 k) => (float[n] y) { f = Cast<to = 1>(k)  y = Mul(x, f) }",

@@ -176,24 +176,24 @@ def read_entry(data: bytes, key: str) -> Entry:
 
 
 def _spec_fields(spec: ValueSpec) -> list[Any]:
-    return [str(spec.dtype).removeprefix("torch."), list(spec.order), spec.is_number, list(spec.strides), spec.is_read]
+    dtype = str(spec.dtype).removeprefix("torch.")
+    return [dtype, list(spec.order), spec.is_number, list(spec.strides), spec.is_read, spec.as_rows]
 
 
 def _read_spec(fields: Any) -> ValueSpec:
-    if not isinstance(fields, list) or len(fields) != 5:
+    if not isinstance(fields, list) or len(fields) != 6:
         raise EntryError(f"its calling convention has {fields!r:.80}")
-    dtype, order, is_number, strides, is_read = fields
+    dtype, order, is_number, strides, is_read, as_rows = fields
     if (
         not isinstance(dtype, str)
         or dtype not in _DTYPES
-        or not isinstance(is_number, bool)
-        or not isinstance(is_read, bool)
+        or not all(isinstance(one, bool) for one in (is_number, is_read, as_rows))
     ):
         raise EntryError(f"its calling convention has {fields!r:.80}")
     order, strides = tuple(map(_natural, _list(order))), tuple(map(_natural, _list(strides)))
     if sorted(order) != list(range(len(order))):
         raise EntryError(f"{order!r:.80} is not a permutation of dimensions")
-    return ValueSpec(_DTYPES[dtype], order, is_number, strides, is_read)
+    return ValueSpec(_DTYPES[dtype], order, is_number, strides, is_read, as_rows)
 
 
 def _read_element_type(name: Any) -> ir.DataType:

@@ -17,6 +17,7 @@ from ort_dynamo.torch_internals.sizes.sympy_functions import Max
 __all__ = [
     "ValueSpec",
     "copy_with_strides",
+    "fed",
     "has_strides",
     "in_order",
     "input_spec",
@@ -37,10 +38,12 @@ class ValueSpec:
         order: the tensor's dimensions from slowest to fastest in memory. The session gets the tensor with this
             permutation, which is contiguous and needs no copy. Empty for the identity.
         is_number: whether it is a Python scalar (a symbolic size, or a float computed from one), passed as a 0-d
-            tensor. A size is the first dimension of an empty matrix where the provider keeps sizes on the host.
+            tensor.
         strides: the strides of an output that is no permutation of a contiguous tensor (overlapping, or with gaps);
             the result is copied into them. Empty otherwise.
         is_read: False for an input that no node reads, which the model lacks.
+        as_rows: whether a number n is passed as the shape of an empty matrix, (n, 0), so that the session has it on the
+            host.
     """
 
     dtype: torch.dtype
@@ -48,6 +51,7 @@ class ValueSpec:
     is_number: bool = False
     strides: tuple[int, ...] = ()
     is_read: bool = True
+    as_rows: bool = False
 
 
 def physical_order(fake: torch.Tensor) -> tuple[int, ...]:
@@ -75,6 +79,14 @@ def _order(fake: torch.Tensor) -> tuple[int, ...]:
     # Dimensions of size 1 may carry any stride: they follow their neighbours, by the stable sort.
     order = tuple(sorted(identity, key=lambda axis: -strides[axis]))  # type: ignore[operator]
     return order if order != identity and has_strides(fake, order) else ()
+
+
+def fed(value: Any, spec: ValueSpec) -> torch.Tensor:
+    """Return the tensor that a session is given for a value, but for its layout in memory."""
+    if spec.as_rows:
+        return torch.empty(value, 0, dtype=spec.dtype)
+    tensor = torch.tensor(value, dtype=spec.dtype) if spec.is_number else value
+    return tensor.permute(spec.order) if spec.order else tensor
 
 
 def input_spec(fake: Any) -> ValueSpec | None:

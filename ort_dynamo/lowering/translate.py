@@ -75,7 +75,7 @@ def lower(gm: GraphModule, target: Target) -> Lowered:
         LoweringError: with the node and the user's line.
     """
     (output,) = gm.graph.find_nodes(op="output")
-    inputs = [(node, entering_spec(node)) for node in gm.graph.find_nodes(op="placeholder")]
+    inputs = [(node, entering_spec(node, target)) for node in gm.graph.find_nodes(op="placeholder")]
     outputs = [(node, output_spec(node.meta["val"])) for node in output.args[0]]
     facts = (fact for node in gm.graph.nodes for fact in node.meta.get(SIZE_FACTS, ()))
     with replaying(facts) as answered:
@@ -171,8 +171,8 @@ class _Walk:
         opsets = {"": OPSET, "com.microsoft": 1}
         self.graph = ir.Graph([], [], nodes=[], opset_imports=opsets, name=name or "ort_train")
         self._builder = LoweringBuilder(self.graph, target)
-        self._by_shapes = target.facts.keeps_sizes_on_host
-        self._symbols: Symbols = around._symbols if around else Symbols(self._builder, by_shapes=self._by_shapes)
+        by_shapes = target.facts.keeps_sizes_on_host
+        self._symbols: Symbols = around._symbols if around else Symbols(self._builder, by_shapes=by_shapes)
         self._fakes: dict[ir.Value, torch.Tensor] = around._fakes if around else {}
         self.values: dict[Node, Any] = {}
         self._prefix = f"{name}." if name else ""  # no two graphs of a model share a name
@@ -191,7 +191,7 @@ class _Walk:
         if isinstance(fake, (tuple, list)):  # getitem of a fallback node
             self.values[node] = tuple(None if f is None else self._fake_input(node.name, f) for f in fake)
         else:
-            self.add_input(node, entering_spec(node))
+            self.add_input(node, entering_spec(node, self._builder.target))
 
     def refuses_nothing(self) -> str | None:
         """Return an operator of this graph whose kernel on CUDA refuses an axis of size 0, or None."""
@@ -206,7 +206,7 @@ class _Walk:
 
     def add_input(self, node: Node, spec: ValueSpec) -> None:
         fake = node.meta["val"]
-        if spec.is_number and self._by_shapes and _is_size(fake):
+        if spec.as_rows:
             value = self._builder.input(node.name, onnx_dtype(spec.dtype), [_dim(fake), 0])
             self._symbols.offer_dim(given_expression(fake), value, 0)
             self.values[node] = fake
@@ -389,11 +389,6 @@ def _located(node: Node, error: Exception) -> LoweringError:
     if function is not None:
         detail += f"\n  Your program registered this lowering: {name_of(function)}."
     return LoweringError(node=node.format_node(), where=user_line(node), error=detail)
-
-
-def _is_size(fake: Any) -> bool:
-    """Check whether a number is an integer that is not negative, by torch's assumptions on its symbols."""
-    return isinstance(fake, torch.SymInt) and bool(given_expression(fake).is_nonnegative)
 
 
 def _dim(size: int | torch.SymInt) -> int | str:

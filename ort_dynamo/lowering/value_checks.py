@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 
 import torch
@@ -10,11 +11,13 @@ from torch.fx import Node
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.graph.boundary import ValueSpec, input_spec
 from ort_dynamo.graph.dtypes import is_representable
+from ort_dynamo.targets.target import Target
+from ort_dynamo.torch_internals.sizes.symbols import given_expression
 
 __all__ = ["check_outputs", "check_tensor", "entering_spec", "is_number"]
 
 
-def entering_spec(node: Node) -> ValueSpec:
+def entering_spec(node: Node, target: Target) -> ValueSpec:
     """Give the form in which the value of a node enters a graph; raises UnsupportedNodeError if it cannot."""
     fake = node.meta["val"]
     if isinstance(fake, torch.Tensor):
@@ -22,6 +25,8 @@ def entering_spec(node: Node) -> ValueSpec:
     spec = input_spec(fake)
     if spec is None:
         raise UnsupportedNodeError(f"it has an input of type {type(fake).__name__}")
+    if target.facts.keeps_sizes_on_host and isinstance(fake, torch.SymInt) and given_expression(fake).is_nonnegative:
+        return dataclasses.replace(spec, as_rows=True)
     return spec
 
 

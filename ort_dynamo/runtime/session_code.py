@@ -89,7 +89,11 @@ def session_code(
     taken, given = session.get_inputs(), session.get_outputs()
     names = [f"x{index}" for index in range(len(built.inputs))]
     read = [(name, spec) for name, spec in zip(names, built.inputs, strict=True) if spec.is_read]
-    fed = [line for (name, spec), value in zip(read, taken, strict=True) for line in _feed(name, spec, how, value)]
+    fed = [
+        line
+        for (name, spec), value in zip(read, taken, strict=True)
+        for line in _feed(name, spec, how, may_be_empty=_may_be_empty(value))
+    ]
     made = None if owned is None else _sizes(taken, given, read)
     if made is None:
         result = (
@@ -143,16 +147,16 @@ def _may_be_empty(value: Any) -> bool:
     return not all(isinstance(size, int) and size for size in value.shape)
 
 
-def _feed(name: str, spec: ValueSpec, how: Crossing, value: Any) -> Iterator[str]:
-    """Yield the lines that hand one value to ONNX Runtime, as this input of the session."""
-    if spec.is_number and value.shape:
+def _feed(name: str, spec: ValueSpec, how: Crossing, *, may_be_empty: bool) -> Iterator[str]:
+    """Yield the lines that hand one value to ONNX Runtime."""
+    if spec.as_rows:
         fits = f"empty(({name}, 0), dtype={spec.dtype}, device=device)"
     elif spec.is_number:
         fits = f"tensor({name}, dtype={spec.dtype}, device='cpu')"  # the program may have set a default device
     else:
         if spec.order:
             yield f"{name} = {name}.permute({_spelled(spec.order)})"
-        has_elements = f" and {name}.numel()" if _may_be_empty(value) else ""
+        has_elements = f" and {name}.numel()" if may_be_empty else ""
         fits = f"{name} if {name}.is_contiguous() and not {name}.is_neg(){has_elements} else fitted({name})"
     yield _pushed("push", fits, spec, how)
 

@@ -146,7 +146,7 @@ def _crossing(spec: ValueSpec, names: Sequence[str] | None, index: int) -> dict[
     if spec.strides:
         said["strides"] = list(spec.strides)
     if spec.is_number:
-        said["number"] = True
+        said["number"] = "rows" if spec.as_rows else True
     return said
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ort_dynamo.errors import OrtDynamoError
+from ort_dynamo.graph.boundary import fed
 from ort_dynamo.graph.build import BuildSpec
 from ort_dynamo.options.groups import DumpOptions, SessionOptions
 from ort_dynamo.runtime.installed.providers import usable_target
@@ -143,8 +144,7 @@ def _on_the_cpu(island: LoweredIsland, spec: BuildSpec, inputs: Sequence[Any]) -
 
 def _by_reference(island: LoweredIsland, spec: BuildSpec, inputs: Sequence[Any]) -> Sequence[Any] | None:
     """Run the model by ONNX's reference implementation; None where this lacks an operator or a dtype."""
-    values = [one.permute(way.order) if way.order else one for one, way in zip(inputs, island.inputs, strict=True)]
-    read = [one for one, way in zip(values, island.inputs, strict=True) if way.is_read]
+    read = [fed(one, way) for one, way in zip(inputs, island.inputs, strict=True) if way.is_read]
     names = [str(value.name) for value in island.model.graph.inputs]
     try:
         evaluator = onnx.reference.ReferenceEvaluator(ir.to_proto(island.model))

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.graph.boundary import fed
 from ort_dynamo.graph.model_files import write_bytes, write_model
 from ort_dynamo.verification.models import LoweredIsland
 from ort_dynamo.verification.own_lowering import UnwritableError, registration, spelled_constant
@@ -126,14 +127,9 @@ def write_models(
     if wrong is not None:
         write_model(wrong, folder / f"{name}-after.onnx")
         after = 'here.with_name(here.stem + "-after.onnx")'
-    fed = [_as_fed(one, way.order) for one, way in zip(inputs, right.inputs, strict=True) if way.is_read]
+    given = [fed(one, way).contiguous() for one, way in zip(inputs, right.inputs, strict=True) if way.is_read]
     text = _MODELS.format(cause=_in_docstring(cause), after=after)
-    return _write(folder, name, text, fed)
-
-
-def _as_fed(value: Any, order: tuple[int, ...]) -> torch.Tensor:
-    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
-    return (tensor.permute(order) if order else tensor).contiguous()
+    return _write(folder, name, text, given)
 
 
 def _write(folder: Path, name: str, text: str, tensors: Sequence[torch.Tensor]) -> str:

@@ -108,7 +108,7 @@ def test_a_function_without_a_kernel_and_a_kernel_without_a_function_are_refused
         ("inputs", [2**64]),
         ("inputs", [True]),
         ("outputs", {"dtype": 1}),
-        ("symbols", [[0, -1]]),
+        ("symbols", [[0, -2]]),
         ("symbols", [0]),
         ("count", {"factor": -1, "symbols": []}),
         ("count", {"factor": 1, "symbols": "0"}),
@@ -139,8 +139,9 @@ def test_a_function_refers_to_no_file() -> None:
 def test_every_way_to_cross_comes_back() -> None:
     x = ValueSpec(torch.bool, (1, 0), strides=(3, 9))
     model = ir.to_proto(ir.from_onnx_text('<ir_version: 10, opset_import: ["" : 20]> g (bool[2, 3] x) => (int64 n) {}'))
+    rows = ValueSpec(torch.int64, is_number=True, is_read=False, as_rows=True)
     one = dataclasses.replace(
-        built(), model=model.SerializeToString(), inputs=(x,), outputs=(ValueSpec(torch.int64, is_number=True),)
+        built(), model=model.SerializeToString(), inputs=(x, rows), outputs=(ValueSpec(torch.int64, is_number=True),)
     )
     after = unpack(pack(one, KEY), KEY, one.name, spec())
     assert (after.inputs, after.outputs) == (one.inputs, one.outputs)

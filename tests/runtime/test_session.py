@@ -19,7 +19,7 @@ from forked import run_program
 
 from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.errors import InvalidOptionError, ProviderNotAvailableError, SessionError
-from ort_dynamo.graph.boundary import ValueSpec
+from ort_dynamo.graph.boundary import ValueSpec, fed
 from ort_dynamo.graph.build import BuildRecord, BuiltGraph
 from ort_dynamo.graph.dtypes import TORCH_TO_ONNX
 from ort_dynamo.options.groups import SessionOptions
@@ -118,6 +118,18 @@ def test_numbers_are_fed_as_scalars() -> None:
     )
     assert run(3)[0].tolist() == [0, 1, 2]
     assert run(0)[0].tolist() == []
+
+
+def test_numbers_are_fed_as_rows_of_an_empty_matrix() -> None:
+    spec = ValueSpec(torch.int64, is_number=True, as_rows=True)
+    run = graph(
+        "g (int64[n, 0] rows, float[1] x) => (float[n] y) { shape = Shape <start = 0, end = 1> (rows)"
+        " y = Expand (x, shape) }",
+        [spec, ValueSpec(torch.float32)],
+        [ValueSpec(torch.float32)],
+    )
+    for number in (3, 0, 1 << 20):
+        assert run(number, torch.ones(1))[0].shape == (number,) == fed(number, spec).shape[:1]
 
 
 def test_the_code_of_a_run_checks_only_symbolic_sizes() -> None:

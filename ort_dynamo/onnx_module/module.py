@@ -16,7 +16,7 @@ from ort_dynamo.onnx_module.build_control import CONTROL
 from ort_dynamo.onnx_module.check_model import check_model, read_opsets
 from ort_dynamo.onnx_module.program import Stored
 from ort_dynamo.onnx_module.state_keys import Holder, place_of, state_keys, tensor_of
-from ort_dynamo.onnx_module.tensor_data import element_type, read_tensor, write_tensor
+from ort_dynamo.onnx_module.tensor_data import element_type, read_tensor, take_in, with_inner_data, write_tensor
 
 __all__ = ["OnnxModule", "to_model_proto"]
 
@@ -73,9 +73,11 @@ class OnnxModule(nn.Module):
         super().__init__()
         if not isinstance(model, ModelProto):
             raise TypeError(f"expected an onnx.ModelProto, not {type(model).__name__}")
+        base_dir = None if base_dir is None else Path(base_dir)
         try:
+            model = with_inner_data(model, base_dir)
             self._types = check_model(model)
-            stored = _initializers(model, scalars, None if base_dir is None else Path(base_dir))
+            stored = _initializers(model, scalars, base_dir)
             builder = self._build(model, stored)
         except UnicodeDecodeError as error:  # protobuf decodes a name when it is read
             raise OnnxModelError(reason=f"a name in it is not text: {error}") from error
@@ -85,7 +87,7 @@ class OnnxModule(nn.Module):
                 constants.register_buffer(name, one.data, persistent=False)
         self.add_module(CONSTANTS, constants)
         self._hold(stored, frozen)
-        self._model = _without_data(model, set(self.onnx_names.values()))
+        self._model = _without_data(model, set(self.onnx_names.values()), base_dir)
 
     def _build(self, model: ModelProto, stored: Mapping[str, Stored]) -> Builder:
         """Write the program; `stored` then has the uses of initializers."""
@@ -204,12 +206,15 @@ def _initializers(model: ModelProto, scalars: Collection[str], base_dir: Path | 
     return found
 
 
-def _without_data(model: ModelProto, names: Collection[str]) -> ModelProto:
-    """Return a copy in which some initializers have no elements, but the field for them."""
+def _without_data(model: ModelProto, names: Collection[str], base_dir: Path | None) -> ModelProto:
+    """Return a copy in which some initializers have no elements, but the field for them; it has the data of others."""
     kept = ModelProto()
     kept.CopyFrom(model)
     for tensor in kept.graph.initializer:
-        if tensor.name not in names or tensor.data_location == TensorProto.EXTERNAL:
+        if tensor.name not in names:
+            take_in(tensor, base_dir)
+            continue
+        if tensor.data_location == TensorProto.EXTERNAL:
             continue
         if tensor.HasField("raw_data"):
             tensor.raw_data = b""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from onnx import TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 from torch import Tensor
 
 from ort_dynamo.errors import OnnxModelError
 from ort_dynamo.graph.dtypes import ONNX_TO_TORCH
+from ort_dynamo.graph.model_limits import subgraphs
 
-__all__ = ["element_type", "read_tensor", "write_tensor"]
+__all__ = ["element_type", "read_tensor", "take_in", "with_inner_data", "write_tensor"]
 
 _FIELDS: dict[torch.dtype, tuple[str, Any, torch.dtype]] = {
     torch.float32: ("float_data", np.float32, torch.float32),
@@ -154,3 +156,36 @@ def write_tensor(proto: TensorProto, values: Tensor) -> None:
     numbers = flat.view(torch.int16).numpy().view(np.uint16) if dtype in _BITS else flat.to(held).numpy()
     proto.ClearField(name)
     getattr(proto, name).extend(numbers.astype(kind).tolist())
+
+
+def take_in(proto: TensorProto, base_dir: Path | None) -> None:
+    """Move the elements of a tensor from a file into it; raises as `read_tensor` does."""
+    if proto.data_location == TensorProto.EXTERNAL:
+        write_tensor(proto, read_tensor(proto, base_dir))
+
+
+def with_inner_data(model: ModelProto, base_dir: Path | None) -> ModelProto:
+    """Return a model without files for the constants of nodes and of the graphs in nodes; a copy where there are any.
+
+    Initializers of the outermost graph stay in their files.
+    """
+    if all(tensor.data_location != TensorProto.EXTERNAL for tensor in _inner_tensors(model)):
+        return model
+    whole = ModelProto()
+    whole.CopyFrom(model)
+    for tensor in _inner_tensors(whole):
+        take_in(tensor, base_dir)
+    return whole
+
+
+def _inner_tensors(model: ModelProto) -> Iterator[TensorProto]:
+    waiting: list[NodeProto] = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    while waiting:
+        node = waiting.pop()
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+        for graph in subgraphs(node):
+            yield from graph.initializer
+            waiting += graph.node

@@ -286,6 +286,39 @@ def test_external_data_is_read_from_the_folder_that_is_given_only(tmp_path: Path
     assert_close(copy.deepcopy(module)(x)[0].detach(), module(x)[0].detach(), "of a copy")
 
 
+@pytest.mark.parametrize("attributes", [False, True], ids=["initializers only", "attributes too"])
+def test_constants_in_files_are_read_and_kept(attributes: bool, tmp_path: Path) -> None:
+    make = helper.make_node
+    branches = {
+        "then_branch": graph_of([make("Mul", ["turned", "scale"], ["t"])], [], [value("t")]),
+        "else_branch": graph_of([make("Mul", ["turned", "w"], ["e"])], [], [value("e")], {"w": np.full(4, 5.0)}),
+    }
+    nodes = [
+        make("Constant", [], ["scale"], value=numpy_helper.from_array(np.full(4, 3, np.float32))),
+        make("Gather", ["x", "order"], ["turned"], axis=1),
+        make("If", ["condition"], ["y"], **branches),
+    ]
+    inputs = [value("x"), value("condition", (), BOOL)]
+    model = model_of(graph_of(nodes, inputs, [value("y")], {"order": np.array([3, 2, 1, 0])}))
+    onnx.save(
+        model,
+        tmp_path / "model.onnx",
+        save_as_external_data=True,
+        location="data",
+        size_threshold=0,
+        convert_attribute=attributes,
+    )
+    read = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+    with pytest.raises(OnnxModelError, match="give base_dir"):
+        OnnxModule(read)
+    module = OnnxModule(read, base_dir=tmp_path)
+    (tmp_path / "data").unlink()
+    x = torch.randn(2, 4)
+    for one in (module, copy.deepcopy(module), OnnxModule(to_model_proto(module))):
+        for condition, factor in ((True, 3), (False, 5)):
+            assert_close(one(x, torch.tensor(condition))[0], x.flip(1) * factor, "y")
+
+
 def test_integers_that_are_data_stay_integers() -> None:
     nodes = [helper.make_node("Add", ["x", "two"], ["y"])]
     graph = graph_of(nodes, [value("x", dtype=INT64)], [value("y", dtype=INT64)], {"two": np.int64(2)})

@@ -23,7 +23,7 @@ from ort_dynamo.options.groups import DumpOptions
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
 from ort_dynamo.saving.describe_graph import describe_graph
 from ort_dynamo.saving.island import IslandFiles
-from ort_dynamo.saving.program import name_nodes, read_program
+from ort_dynamo.saving.program import name_nodes, output_names, read_program
 
 __all__ = ["SaveFiles"]
 
@@ -74,7 +74,9 @@ class SaveFiles(Listener):
 
     def opened(self, graph: GraphCompilation) -> None:
         """Describe the outer graph, while nothing has rewritten it to run."""
-        self._graphs.append(describe_graph(graph.segmented, graph.role, self._folder, graph.seen))
+        names = output_names(graph.gm, self._program)
+        with self._writing():
+            self._graphs.append(describe_graph(graph.segmented, graph.role, self._folder, graph.seen, names))
 
     def close(self) -> Path:
         """Write how the models of the graphs join, as JSON, and give the file.

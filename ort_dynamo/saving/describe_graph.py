@@ -6,6 +6,7 @@ docs/internals/saved_formats.md describes the files, for those who read them.
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,10 +28,15 @@ from ort_dynamo.torch_internals.kernels.operators import OpOverload
 __all__ = ["describe_graph"]
 
 _INLINE = 64
-"""Maximum number of elements of a constant that is written as text; larger ones are binary files."""
+"""Maximum number of elements of a constant that is written as text; larger ones are binary files.
+
+So are those with elements that JSON has no number for: NaN, infinities and complex numbers.
+"""
 
 
-def describe_graph(segmented: Segmented, role: str, folder: Path, seen: slice) -> dict[str, Any]:
+def describe_graph(
+    segmented: Segmented, role: str, folder: Path, seen: slice, names: Sequence[str | None]
+) -> dict[str, Any]:
     """Describe a compiled graph by plain values: its inputs, its steps in order, its outputs.
 
     Args:
@@ -38,8 +44,9 @@ def describe_graph(segmented: Segmented, role: str, folder: Path, seen: slice) -
         role: "forward", "backward" or "inference".
         folder: the folder of its saved models.
         seen: the outputs that the program sees; earlier ones are written back to inputs, later ones are saved tensors.
+        names: the program's names for the outputs.
     """
-    return _Description(segmented, folder).describe(role, seen)
+    return _Description(segmented, folder).describe(role, seen, names)
 
 
 class _Description:
@@ -53,8 +60,8 @@ class _Description:
         order = dict.fromkeys((*self._output.all_input_nodes, *outer.graph.nodes))
         self._names = {node: unique.fresh(str(node.meta.get(READABLE, node.name))) for node in order}
 
-    def describe(self, role: str, seen: slice) -> dict[str, Any]:
-        outputs = self._spelled(self._output.args[0])
+    def describe(self, role: str, seen: slice, names: Sequence[str | None]) -> dict[str, Any]:
+        outputs = [self._returned(*pair) for pair in zip(self._output.args[0], names, strict=True)]
         return {
             "role": role,
             "inputs": [
@@ -65,6 +72,11 @@ class _Description:
             "outputs": outputs,
             "returned": len(outputs) if role != "forward" else len(outputs[: seen.stop]),
         }
+
+    def _returned(self, value: Any, name: str | None) -> Any:
+        spelled = self._spelled(value)
+        has_another = isinstance(value, Node) and name not in (None, self._names[value])
+        return {**spelled, "name": name} if has_another else spelled
 
     def _step(self, node: Node) -> dict[str, Any] | None:
         if node.op == "call_module":
@@ -88,7 +100,7 @@ class _Description:
             return said  # the graph of a higher-order operator, which torch runs
         said |= _type(constant)
         with real_kernels():  # AOTAutograd's fake mode is on
-            if constant.numel() <= _INLINE:
+            if constant.numel() <= _INLINE and all(map(_is_json, constant.flatten().tolist())):
                 return {**said, "data": constant.tolist()}
             raw = constant.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         path = f"constants/{hashlib.sha256(raw).hexdigest()[:16]}.bin"
@@ -127,9 +139,12 @@ class _Description:
             return {"value": self._names[argument]}
         if isinstance(argument, (list, tuple)):
             return [self._spelled(one) for one in argument]
-        if argument is None or isinstance(argument, (bool, int, str)):
-            return argument
-        return argument if isinstance(argument, float) and argument == argument else {"python": str(argument)}
+        return argument if argument is None or _is_json(argument) else {"python": str(argument)}
+
+
+def _is_json(value: Any) -> bool:
+    """Check whether JSON has a form for a text or a number."""
+    return isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _is_result(node: Node) -> bool:

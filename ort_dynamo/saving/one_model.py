@@ -75,7 +75,7 @@ class _Join(JoinedGraph):
         self._folder = folder
         self._stage = stage
         self._functions: list[ir.Function] = []
-        self._returned: dict[str, ir.Value] = {}
+        self._returned: dict[tuple[str, ir.Value], None] = {}
 
     def add(self, graph: Mapping[str, Any]) -> None:
         """Add a graph; each value that it reads and no graph before gives is an input."""
@@ -93,12 +93,12 @@ class _Join(JoinedGraph):
                 self.values[step["value"]] = self.constant(self._content(step), step["value"])
         for one in graph["outputs"][: graph["returned"]]:
             if one is not None:
-                self._returned.setdefault(one["value"], self.values[one["value"]])
+                self._returned[one.get("name", one["value"]), self.values[one["value"]]] = None
 
     def model(self, name: str) -> ir.Model:
         """Finish the model."""
         taken = set(self.graph.inputs)
-        for called, value in self._returned.items():
+        for called, value in self._returned:
             if value in taken:  # it is an input or another output
                 value = self.node("Identity", [value], called, type=value.type, shape=value.shape)
             taken.add(value)
@@ -110,7 +110,7 @@ class _Join(JoinedGraph):
         return model
 
     def _content(self, step: Mapping[str, Any]) -> ir.TensorProtocol:
-        dtype = TORCH_TO_ONNX[getattr(torch, step["dtype"])]
+        dtype = TORCH_TO_ONNX.get(getattr(torch, step["dtype"])) or ir.DataType.from_numpy(np.dtype(step["dtype"]))
         if "data" in step:
             content = np.asarray(step["data"], np.float64 if dtype.is_floating_point() else None)
             return ir.tensor(content.reshape(step["shape"]).astype(dtype.numpy()), dtype=dtype)

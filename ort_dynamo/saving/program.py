@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from ort_dynamo.graph.marks import READABLE, SCOPE, WRITTEN_FOR
 from ort_dynamo.graph.source_line import innermost_module
-from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
+from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames, utf8
 from ort_dynamo.torch_internals.tracing.frames import current_compile_id
 from ort_dynamo.torch_internals.tracing.program import (
     function_name,
@@ -26,7 +26,7 @@ from ort_dynamo.torch_internals.tracing.program import (
     spell_outputs,
 )
 
-__all__ = ["Program", "name_nodes", "read_program"]
+__all__ = ["Program", "name_nodes", "output_names", "read_program"]
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,15 @@ def name_nodes(gm: GraphModule, program: Program, saved: Mapping[str, str] | Non
         if node.op != "output" and node.name not in names:
             put(node, _placed(node))
     return names
+
+
+def output_names(gm: GraphModule, program: Program) -> tuple[str | None, ...]:
+    """Give the program's names for the outputs of such a graph, in order; None for saved tensors.
+
+    A value that is two outputs, or an input as well, has one name of its own, and may have another here.
+    """
+    (output,) = gm.graph.find_nodes(op="output")
+    return tuple(None if name is None else utf8(name) for name in spell_outputs(output, program.inputs))
 
 
 def _placed(node: Node) -> str:

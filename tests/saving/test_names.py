@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 import torch
 from numpy_glue import run_graph
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 from ort_dynamo.cache import open_island
 from ort_dynamo.graph.model_files import write_model
@@ -136,6 +138,19 @@ def test_constants_of_the_program_are_in_the_files(tmp_path: Path, elements: int
     said = saved(lambda x: x * torch.tensor(list(range(elements)), dtype=torch.float32), tmp_path, x)
     values = run_graph(said["graphs"][0], {"x": x.numpy()}, tmp_path)
     np.testing.assert_array_equal(values["output_0"], (x * x).numpy())
+
+
+@pytest.mark.parametrize("numbers", [[math.nan, -math.inf, 1.0], [1j, 2.0, 3.0]], ids=["not finite", "complex"])
+def test_constants_that_json_cannot_write_are_in_files(tmp_path: Path, numbers: list[complex]) -> None:
+    steps = saved(lambda x: x * torch.tensor(numbers), tmp_path, torch.ones(3))["graphs"][0]["steps"]
+    (constant,) = (step for step in steps if "constant" in step)
+    np.testing.assert_array_equal(np.fromfile(tmp_path / constant["file"], constant["dtype"]), numbers)
+
+
+def test_a_constant_that_cannot_be_written_names_the_option(tmp_path: Path) -> None:
+    (tmp_path / "constants").touch()
+    with pytest.raises(BackendCompilerFailed, match="option 'save_onnx' cannot be"):
+        saved(lambda x: x * torch.tensor([math.nan, 1.0]), tmp_path, torch.ones(2))
 
 
 def test_a_debugged_model_has_no_optimized_file(tmp_path: Path) -> None:

@@ -136,6 +136,39 @@ def test_operators_in_torch_stay_visible(tmp_path: Path) -> None:
     assert "_fft_r2c" in called
 
 
+def test_equal_gradients_and_those_that_come_in_have_names(tmp_path: Path) -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.first, self.second, self.third = (nn.Parameter(torch.randn(3, 4)) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Any:
+            return self.fc(x).tanh() + self.first, (self.second + self.third).exp()
+
+    model, x = Sums(), torch.randn(3, 4)
+    path, outputs = compile_and_save(model, tmp_path, x)
+    feeds = {name: value.detach().numpy() for name, value in model.named_parameters()} | {"x": x.numpy()}
+    feeds |= {f"output_{i}.grad": np.ones(o.shape, np.float32) for i, o in enumerate(outputs)}
+    found = run(ir.to_proto(join_models(path, "rewritten")), feeds)
+    assert set(found) == {"output_0", "output_1", *(f"{name}.grad" for name, _ in model.named_parameters())}
+    for name, value in model.named_parameters():
+        np.testing.assert_allclose(found[f"{name}.grad"], value.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_complex_constants_are_in_the_model(tmp_path: Path) -> None:
+    class Turned(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return (torch.view_as_real(x.exp() * torch.tensor([1j, 2, 3])),)
+
+    path, _ = compile_and_save(Turned(), tmp_path, torch.randn(5, 3, requires_grad=True))
+    joined = join_models(path, "rewritten")
+    onnx.checker.check_model(ir.to_proto(joined))
+    constants = [value.const_value for value in joined.graph.initializers.values() if value.const_value is not None]
+    (found,) = (constant.numpy() for constant in constants if constant.dtype == ir.DataType.COMPLEX64)
+    np.testing.assert_array_equal(found, [1j, 2, 3])
+
+
 def test_two_islands_that_share_a_model_keep_their_names(tmp_path: Path) -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -57,6 +57,7 @@ def run_passes(
         return ()
     values: FakeValues | _OutputTypes = FakeValues(graph) if isinstance(graph, GraphModule) else _OutputTypes(graph)
     checker = _checker(graph) if check else None
+    ends = _Ends(graph)
     records = []
     note = noting_rewrites(graph)
     counted = _operators(graph)
@@ -66,9 +67,10 @@ def run_passes(
         begin = time.perf_counter()
         try:
             result = pass_(graph)
-            _check_result(pass_, result)
+            _check_result(pass_, result, graph)
             seconds = time.perf_counter() - begin
             if result.modified:
+                ends.check()
                 values.update()
                 note(name)
         except OrtDynamoError:
@@ -110,6 +112,33 @@ def _operators(graph: GraphModule | ir.Model) -> Counter[str]:
     return Counter(node.op_type for node in graph.graph)
 
 
+class _Ends:
+    """The inputs and outputs of a graph, which its callers know by their places."""
+
+    def __init__(self, graph: GraphModule | ir.Model) -> None:
+        self._graph = graph
+        self._inputs, self._outputs = _ends(graph)
+
+    def check(self) -> None:
+        """Raise ValueError if there are more or fewer of them, or if an input is at another place."""
+        inputs, outputs = _ends(self._graph)
+        for kind, before, now in (("inputs", len(self._inputs), len(inputs)), ("outputs", self._outputs, outputs)):
+            if before != now:
+                raise ValueError(f"the graph had {before} {kind}, and has {now}: a pass keeps them, in their order")
+        moved = [one for one, other in zip(self._inputs, inputs, strict=True) if one is not other and one in inputs]
+        if moved:
+            names = ", ".join(str(one.name) for one in moved)
+            raise ValueError(f"the inputs {names} are at other places: a pass keeps their order")
+
+
+def _ends(graph: GraphModule | ir.Model) -> tuple[Sequence[Node | ir.Value], int]:
+    """Return the inputs of a graph, and the number of its outputs."""
+    if isinstance(graph, GraphModule):
+        (output,) = graph.graph.find_nodes(op="output")
+        return list(graph.graph.find_nodes(op="placeholder")), len(tree_leaves(output.args))
+    return list(graph.graph.inputs), len(graph.graph.outputs)
+
+
 class _OutputTypes:
     """The types and shapes that a model states of its outputs."""
 
@@ -127,12 +156,16 @@ def _text(graph: GraphModule | ir.Model) -> str:
     return str(graph.graph) if isinstance(graph, GraphModule) else str(graph)
 
 
-def _check_result(pass_: object, result: object) -> None:
-    """Raise TypeError if an FX pass returned no result; onnx_ir checks those of its own passes."""
-    if isinstance(pass_, PassBase) and not isinstance(result, PassResult):
+def _check_result(pass_: object, result: object, graph: object) -> None:
+    """Raise TypeError if an FX pass returned no result, or another graph; onnx_ir checks those of its own passes."""
+    if not isinstance(pass_, PassBase):
+        return
+    if not isinstance(result, PassResult):
         raise TypeError(
             f"call() returned {result!r}, not a PassResult: end it with return PassResult(graph_module, modified)"
         )
+    if result.graph_module is not graph:
+        raise TypeError("call() returned another graph: change the one that it is given, and return that")
 
 
 def _kept(name: str, text: str, when: str, folder: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -181,6 +182,55 @@ def test_an_fx_pass_that_returns_nothing_is_told_the_result() -> None:
     with pytest.raises(PassFailedError, match=r"TypeError: call\(\) returned None, .* return PassResult\(") as caught:
         run_passes([_ReturnsNothing()], fx_graph())
     assert isinstance(caught.value.__cause__, TypeError)
+
+
+class _ReturnsACopy(PassBase):
+    def call(self, graph_module: GraphModule) -> PassResult:
+        return PassResult(copy.deepcopy(graph_module), True)
+
+
+def test_an_fx_pass_that_returns_another_graph_is_told_so() -> None:
+    with pytest.raises(PassFailedError, match=r"TypeError: call\(\) returned another graph: change the one"):
+        run_passes([_ReturnsACopy()], fx_graph())
+
+
+def add_placeholder(gm: GraphModule) -> None:
+    with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
+        gm.graph.placeholder("more")
+
+
+def drop_result(gm: GraphModule) -> None:
+    (output,) = gm.graph.find_nodes(op="output")
+    output.args = ((),)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(add_placeholder, "had 1 inputs, and has 2"), (drop_result, "had 1 outputs, and has 0")],
+    ids=["an input", "an output"],
+)
+def test_an_fx_pass_that_adds_or_drops_ends_is_named(change: Callable[[GraphModule], None], reason: str) -> None:
+    with pytest.raises(PassFailedError, match=rf"The pass Change\(\) failed: ValueError: the graph {reason}"):
+        run_passes([Change(change)], fx_graph())
+
+
+def swap_inputs(model: ir.Model) -> None:
+    model.graph.inputs.reverse()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (swap_inputs, "the inputs a, b are at other places"),
+        (lambda model: model.graph.inputs.pop(), "the graph had 2 inputs, and has 1"),
+        (lambda model: model.graph.outputs.append(model.graph.inputs[0]), "the graph had 1 outputs, and has 2"),
+    ],
+    ids=["inputs in another order", "an input", "an output"],
+)
+def test_a_pass_that_changes_the_ends_of_a_model_is_named(change: Callable[[ir.Model], object], reason: str) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 20]>\ng (float[2] a, float[2] b) => (float[2] c) { c = Sub (a, b) }'
+    with pytest.raises(PassFailedError, match=rf"The pass ChangeModel\(\) failed: ValueError: {reason}"):
+        run_passes([ChangeModel(change)], ir.from_onnx_text(text))
 
 
 def test_nodes_that_had_no_value_before_may_go_without() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+import pytest
 
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
 from ort_dynamo.testing import assert_rewrites
@@ -24,6 +25,18 @@ def test_two_outputs_of_one_value_are_copied_apart() -> None:
     assert SeparateOutputs()(model).modified
     assert [value.name for value in model.graph.outputs] == ["y", "y_copy_1"]
     assert not SeparateOutputs()(model).modified
+
+
+@pytest.mark.parametrize(("kind", "since"), [("seq(float[2])", 14), ("optional(float[2])", 16)])
+def test_values_that_no_identity_takes_stay(kind: str, since: int) -> None:
+    header, ends = (
+        '<ir_version: 8, opset_import: ["" : {}]>\n',
+        f"g ({kind} x, float[2] a) => ({kind} {{}}, float[2] y) ",
+    )
+    unchanged = ends.format("x") + "{ y = Relu (a) }"
+    copied = ends.format("x_copy_0") + "{ y = Relu (a) x_copy_0 = Identity (x) }"
+    assert_rewrites(SeparateOutputs(), header.format(since) + unchanged, header.format(since) + copied)
+    assert_rewrites(SeparateOutputs(), header.format(since - 1) + unchanged, header.format(since - 1) + unchanged)
 
 
 def test_outputs_of_their_own_stay() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ort_dynamo.passes.onnx.analysis.subgraphs import subgraphs_of
+
 __all__ = ["Builder", "InexpressibleError"]
 
 
@@ -60,6 +62,16 @@ class Builder:
                 value.name = self._fresh(f"{node.name}/{index}") if index else node.name
         node.metadata_props.update(self._metadata)
         self.nodes.append(node)
+
+    def name_inside(self, node: ir.Node) -> None:
+        """Name the values of the graphs in a node, which are no graphs of the model: no value may hide another."""
+        for graph in subgraphs_of(node):
+            made = (value for inner in graph for value in inner.outputs)
+            for value in (*graph.inputs, *graph.initializers.values(), *made):
+                if value.name:
+                    value.name = self._fresh(f"{node.name}/{value.name}")
+            for inner in graph:
+                self.name_inside(inner)
 
     def discard(self) -> None:
         """Forget the nodes, so that they read nothing."""

@@ -95,6 +95,7 @@ def splice(body: ir.Model, node: ir.Node, make: Builder) -> list[ir.Value]:
     graph.remove(nodes)
     for one in nodes:
         make.take(one, one.op_type)
+        make.name_inside(one)
     return [next(results) if value.name else value for value in node.outputs]
 
 

@@ -271,6 +271,21 @@ def test_names_that_it_makes_are_new() -> None:
             assert len(set(values)) == len(values)
 
 
+def test_values_in_the_branches_of_a_definition_hide_none() -> None:
+    def lowered(name: str) -> tuple[set[str | None], set[str | None]]:
+        ends = "(float[1, 2, 3] x, int64[4] s) => (float[1, 4, 5, 2] y, float[1, 2, 3] z)"
+        model = parsed(f"g {ends} {{ z = Neg (x) y = AffineGrid (x, s) }}")
+        model.graph.node(0).outputs[0].name = name
+        LowerOpset(18)(model)
+        inner = {value.name for graph in model.graph.subgraphs() for node in graph for value in node.outputs}
+        return {value.name for node in model.graph for value in node.outputs}, inner
+
+    for name in sorted(map(str, lowered("z")[1]))[:3]:
+        outer, inner = lowered(name)
+        assert name in outer
+        assert not outer & inner
+
+
 def test_a_type_that_nobody_knows_is_refused_where_the_older_opset_has_fewer() -> None:
     model = ir.from_onnx_text(
         '<ir_version: 8, opset_import: ["" : 20, "other" : 1]>\n'

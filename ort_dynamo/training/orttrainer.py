@@ -120,6 +120,11 @@ class ORTTrainer:
         self._guarded = GuardedSteps()
         self._is_fresh = True
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes of a copy or a pickle, which compiles steps of its own and continues from the state."""
+        waiting = self._waiting if self._running is None else (self.state_dict(), True)
+        return {**self.__dict__, "_running": None, "_waiting": waiting}
+
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -227,9 +232,7 @@ class ORTTrainer:
     @property
     def _onnx_model(self) -> onnx.ModelProto | None:
         """The given ONNX model; for a torch model, the one that `save_as_onnx` would write."""
-        if self._given_onnx is not None or not self._example:
-            return self._given_onnx
-        return self._current_model()
+        return self._current_model() if self._given_onnx is None and self._example else self._given_onnx
 
     # -- the running model ---------------------------------------------------------------------------------------------
 
@@ -375,8 +378,7 @@ class ORTTrainer:
             FileExistsError: the file exists.
             TypeError: user_dict has a value of another type.
         """
-        state = self.state_dict()
-        save_state(path, state, dict(user_dict), include_optimizer_states)
+        save_state(path, self.state_dict(), dict(user_dict), include_optimizer_states)
 
     def load_checkpoint(self, *paths: str | os.PathLike[str], strict: bool = True, allow_pickle: bool = False) -> Any:
         """Load a checkpoint of `save_checkpoint`; several files, of several processes, are put together.

@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType
@@ -39,6 +40,7 @@ __all__ = [
     "fused_adamw",
     "guard_hooks",
     "has_recurrent_layers",
+    "held_weakly",
     "is_absent",
     "is_container",
     "may_be_dynamic",
@@ -104,6 +106,21 @@ def compile_region(
             return compiled(*args, **kwargs)
 
     return traced
+
+
+def held_weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a backend that calls a method of an object that it does not keep: whoever calls the region has to.
+
+    Dynamo keeps every backend that it has seen until torch._dynamo.reset().
+    """
+    held = weakref.WeakMethod(method)
+
+    def backend(*args: Any, **kwargs: Any) -> Any:
+        found = held()
+        assert found is not None, "the object that a region is compiled for lives as long as the region"
+        return found(*args, **kwargs)
+
+    return backend
 
 
 def _logging_methods() -> Iterator[Callable[..., Any]]:

@@ -17,6 +17,7 @@ from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.torch_internals import (
     breaks_graph,
     compile_region,
+    held_weakly,
     may_be_dynamic,
     optimization_hint,
     raised_by_backend,
@@ -82,7 +83,7 @@ def capture(
     """
     seen = _Capture(prefix, description, state, kind, lr)
     given = [_marked(tensor, one.shape) for tensor, one in zip(inputs, description.inputs, strict=True)]
-    region = compile_region(called, seen, dynamic=None, whole=True, recurrent=recurrent)
+    region = compile_region(called, held_weakly(seen.__call__), dynamic=None, whole=True, recurrent=recurrent)
     try:
         with torch.set_grad_enabled(kind is not None):
             _, outputs = region(*given)

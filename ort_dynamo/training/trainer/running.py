@@ -21,6 +21,7 @@ from ort_dynamo.training.torch_internals import (
     compile_region,
     forget_compiled,
     has_recurrent_layers,
+    held_weakly,
     may_be_dynamic,
     passes_through,
     raised_by_backend,
@@ -211,7 +212,7 @@ class RunningModel:
 
     def _region(self, called: Callable[..., Any]) -> Callable[..., Any]:
         dynamic = False if self.shares_layers else None  # as in SplitStep
-        return compile_region(called, self._compile, dynamic=dynamic, recurrent=self._recurrent)
+        return compile_region(called, held_weakly(self._compile), dynamic=dynamic, recurrent=self._recurrent)
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, record = compile_recorded(gm, example_inputs, self.options)
@@ -219,7 +220,7 @@ class RunningModel:
         return compiled
 
     def _entry(self, name: str, *, predicts: bool = False) -> Callable[..., Any]:
-        """Return a function with code of its own: its compiled graphs go when this object does."""
+        """Return a function with code of its own: its compiled graphs go when it does."""
         combined = self.combined
 
         def call(*inputs: Any) -> Any:
@@ -227,7 +228,7 @@ class RunningModel:
 
         function = cast(FunctionType, call)
         function.__code__ = function.__code__.replace(co_name=name)
-        weakref.finalize(self, forget_compiled, function.__code__).atexit = False
+        weakref.finalize(function, forget_compiled, function.__code__).atexit = False
         return function
 
     def _set_mode(self, *, training: bool) -> None:

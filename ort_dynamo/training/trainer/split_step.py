@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from ort_dynamo.embedding import CompileRecord, Options, compile_recorded
-from ort_dynamo.training.torch_internals import compile_region, fused_adamw
+from ort_dynamo.training.torch_internals import compile_region, fused_adamw, held_weakly
 from ort_dynamo.training.trainer.distributed.process_group import ForwardBackward, Together, ZeroUpdate
 from ort_dynamo.training.trainer.training_state import (
     TrainedWeight,
@@ -60,7 +60,7 @@ class SplitStep:
         self._options = options
         # torch's tracer recurses endlessly on symbolic sizes with DTensors, so each size has its graph.
         dynamic = False if together.shares_layers else None
-        self._region = compile_region(called, self._compile, dynamic=dynamic, recurrent=recurrent)
+        self._region = compile_region(called, held_weakly(self._compile), dynamic=dynamic, recurrent=recurrent)
         self.records: list[CompileRecord] = []
         self.trained_nothing: bool = True
 

@@ -5,6 +5,7 @@ ONNX Runtime then runs all of it in one session, with no Python between the grad
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from ort_dynamo.embedding import CompileRecord, Options, compile_step, read_program
 from ort_dynamo.errors import TrainingGraphError
-from ort_dynamo.training.torch_internals import compile_region
+from ort_dynamo.training.torch_internals import compile_region, held_weakly
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import gradient_divisor, gradient_norm
 
@@ -265,7 +266,7 @@ class WholeStep:
             if len(self._regions) == _MOST_SETS:
                 reason = f"steps of an accumulation reach more than {_MOST_SETS} sets of weights, each with its graphs"
                 raise TrainingGraphError(reason=reason)
-            backend = partial(self._compile, reached=reached)
+            backend = partial(held_weakly(self._compile), reached=reached)
             self._regions[reached] = compile_region(
                 self._entry(), backend, dynamic=None, whole=True, recurrent=self._recurrent
             )
@@ -283,20 +284,22 @@ class WholeStep:
         if any(id(one) in own and place not in trained for place, one in enumerate(example_inputs)):
             raise TrainingGraphError(reason="it reads a trainable weight whose name cannot be told")
         before = len(names)
+        # Dynamo keeps the compiled function as long as the entry, which belongs to this object.
+        kind, lr, scale, held = self._kind, self._lr, self._scale, weakref.ref(self)
 
         def more_inputs() -> list[Tensor]:
-            made = [self._lr, self._scale, *(group.count for group in groups)]
+            made = [lr, scale, *(group.count for group in groups)]
             for weight, place in zip(weights, trained, strict=True):
                 made += [weight.master] * (weight.is_narrow or place is None)
-                made += weight.moments * self._kind.updates
-                if self._kind.gathers > 1 and weight.gathered is not None:
+                made += weight.moments * kind.updates
+                if kind.gathers > 1 and weight.gathered is not None:
                     made.append(weight.gathered)
             return made
 
         found: list[WholeStepModule] = []
 
         def around(graph: GraphModule) -> WholeStepModule:
-            found.append(WholeStepModule(graph, groups, trained, self._kind, reached))
+            found.append(WholeStepModule(graph, groups, trained, kind, reached))
             return found[-1]
 
         compiled, record = compile_step(gm, example_inputs, around, more_inputs(), self._options)
@@ -310,13 +313,15 @@ class WholeStep:
         ]
 
         def run(*inputs: Any) -> tuple[Any, ...]:
-            self.has_begun = True
+            step = held()
+            assert step is not None, "its region runs"
+            step.has_begun = True
             given = list(inputs)
             for place, parameter in parameters:
                 given[place] = parameter
             with torch.no_grad():
                 results = compiled(*given, *more_inputs())
-            self._pending = weights, list(results[count:]), with_gradient
+            step._pending = weights, list(results[count:]), with_gradient
             return tuple(results[:count])
 
         assert before == len(example_inputs)

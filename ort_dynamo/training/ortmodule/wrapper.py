@@ -135,8 +135,13 @@ class ORTModule(CompiledModule):
         own = self.__dict__
         for name in _CONTAINERS:
             own.pop(name, None)  # found in the module from now on, as is every name that is not here
-        own["forward"] = _forward_of(own["_torch_module"], module)
+        self._take_forward()
         own["_user_methods"] = frozenset(_user_methods(module))
+
+    def _take_forward(self) -> None:
+        """Take the signature of the module's forward, unless a subclass of ORTModule has its own forward."""
+        if type(self).forward is ORTModule.forward:
+            self.__dict__["forward"] = _forward_of(self._torch_module, self.module)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module's forward in ONNX Runtime.
@@ -320,10 +325,13 @@ class ORTModule(CompiledModule):
         self.__dict__.update(state["state"])
         module, debug_options, settings = state["made_of"]
         self.__dict__["_torch_module"] = TorchModule(module, debug_options, settings)
-        self.__dict__["forward"] = _forward_of(self.__dict__["_torch_module"], module)
+        self._take_forward()
 
 
-_CONTAINERS = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+_CONTAINERS = (
+    *("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"),
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
 _OWN = frozenset({"_compiled_call_impl", "_original_forward"})
 """Attributes that torch and accelerate set on a module that they change, and take for the module's own."""
 

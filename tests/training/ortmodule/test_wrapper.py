@@ -220,6 +220,30 @@ def test_hooks_of_the_wrapper_and_of_the_module_run() -> None:
     assert seen == ["before", "after", "backward"]
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside another module"])
+def test_hooks_of_states_run(inside: bool) -> None:
+    ort_model, seen = ORTModule(Dense()), []
+    ort_model.module.register_load_state_dict_post_hook(lambda module, keys: seen.append("loaded, by the module"))
+    ort_model.register_state_dict_pre_hook(lambda module, prefix, keep: seen.append("before saving"))
+    ort_model.register_state_dict_post_hook(lambda module, state, prefix, meta: seen.append("saved"))
+    ort_model.register_load_state_dict_pre_hook(lambda *_: seen.append("before loading"))
+    ort_model.register_load_state_dict_post_hook(lambda module, keys: seen.append("loaded"))
+    outer = nn.ModuleDict({"inner": ort_model}) if inside else ort_model
+    outer.load_state_dict(outer.state_dict())
+    assert seen == ["before saving", "saved", "before loading", "loaded, by the module", "loaded"]
+
+
+def test_a_subclass_has_its_own_forward() -> None:
+    class Doubled(ORTModule):
+        def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+            return 2 * super().forward(*inputs, **kwargs)
+
+    model, x = Dense(), torch.randn(3, 8)
+    doubled = Doubled(model)
+    for one in (doubled, copy.deepcopy(doubled)):
+        torch.testing.assert_close(one(x), 2 * model(x))
+
+
 @pytest.mark.parametrize("how", ["pickle", "deepcopy", "torch.save"])
 def test_a_copy_is_an_ortmodule_of_its_own(how: str) -> None:
     ort_model = ORTModule(Talking().eval())

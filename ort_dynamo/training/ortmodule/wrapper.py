@@ -293,6 +293,9 @@ class ORTModule(CompiledModule):
         own = self.__dict__
         if name in _PROPERTIES:
             object.__setattr__(self, name, value)
+        elif name == "__class__":
+            reason = "An ORTModule keeps its class. Call fully_shard and the like with the model, before you wrap it."
+            raise wrap_exception(ORTModuleTorchModelException, NotImplementedError(reason))
         elif name in own or "_user_methods" not in own or name in own["_user_methods"] or name in _OWN:
             own[name] = value
         else:
@@ -316,15 +319,12 @@ class ORTModule(CompiledModule):
     def __getstate__(self) -> dict[str, Any]:
         torch_module = self.__dict__["_torch_module"]
         state = {name: value for name, value in self.__dict__.items() if name not in ("_torch_module", "forward")}
-        return {
-            "state": state,
-            "made_of": (torch_module._original_module, torch_module.debug_options, torch_module.settings),
-        }
+        made_of = torch_module._original_module, torch_module.debug_options, torch_module.settings
+        return {"state": state, "made_of": made_of}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state["state"])
-        module, debug_options, settings = state["made_of"]
-        self.__dict__["_torch_module"] = TorchModule(module, debug_options, settings)
+        self.__dict__["_torch_module"] = TorchModule(*state["made_of"])
         self._take_forward()
 
 

@@ -233,6 +233,13 @@ def test_hooks_of_states_run(inside: bool) -> None:
     assert seen == ["before saving", "saved", "before loading", "loaded, by the module", "loaded"]
 
 
+def test_functions_that_change_a_modules_class_are_refused() -> None:
+    inner = nn.Linear(3, 3)
+    with pytest.raises(ORTModuleTorchModelException, match="keeps its class"):
+        nn.utils.parametrize.register_parametrization(ORTModule(inner), "weight", nn.Identity())
+    assert type(inner) is nn.Linear
+
+
 def test_a_subclass_has_its_own_forward() -> None:
     class Doubled(ORTModule):
         def forward(self, *inputs: Any, **kwargs: Any) -> Any:

@@ -207,10 +207,11 @@ class ORTTrainer:
             check_device(self._device)
         return [self._tensor(value, name) for value, name in zip(given, names, strict=True)]
 
+    @torch.inference_mode(False)  # copies are tensors that a backward may save
     def _tensor(self, value: Any, name: str) -> Tensor:
         require(isinstance(value, (Tensor, int, float)), f"the input '{name}' is {type(value).__name__}, not a tensor")
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
-        return tensor.to(self._device)
+        return tensor.to(self._device, copy=tensor.is_inference())
 
     def _wanted(self) -> list[int]:
         names = [one.name for one in self.model_desc.outputs]
@@ -358,8 +359,7 @@ class ORTTrainer:
 
     def _load(self, given: Mapping[str, Any], strict: bool) -> None:
         assert self._running is not None
-        info, options, config = self._train_step_info, self.options, self.optim_config
-        load_trainer_state(given, self._running, info, options, config, strict=strict)
+        load_trainer_state(given, self._running, self._train_step_info, self.options, self.optim_config, strict=strict)
 
     def save_checkpoint(
         self,

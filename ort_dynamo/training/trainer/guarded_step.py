@@ -50,6 +50,7 @@ class GuardedSteps:
         self._seen: set[tuple[torch.dtype, ...]] = set()
         self._ran: set[tuple[torch.Size, ...]] = set()  # of those that do not fit, so that their errors are others
 
+    @torch.inference_mode(False)  # a program that evaluates in it may be the one that has the weights made
     def __call__(
         self, function: str, run: Callable[[], _Result], inputs: Sequence[Tensor], described: _Described
     ) -> _Result:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from ort_dynamo.errors import SeveralProcessesError
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
@@ -84,6 +86,7 @@ def trainer_state(
     return found
 
 
+@torch.inference_mode(False)  # later steps write to the tensors that this makes
 def load_trainer_state(
     given: Mapping[str, Any],
     running: RunningModel,

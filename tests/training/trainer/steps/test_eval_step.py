@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from small_trainers import FORMS, PlainLoop, assert_same_weights, batches, make_trainer, weights
 from torch import Tensor, nn
@@ -88,3 +89,22 @@ def test_gathered_gradients_outlive_an_evaluation() -> None:
         trainer.eval_step(*batch)
         plain.step(*batch)
     assert_same_weights(trainer, plain.weights)
+
+
+@FORMS
+@pytest.mark.parametrize("evaluates", [True, False], ids=["first step evaluates", "first step trains"])
+def test_steps_in_inference_mode_are_like_others(one_session: bool, evaluates: bool) -> None:
+    trainer, expected = (make_trainer(one_session=one_session) for _ in range(2))
+    given = batches(3)
+    with torch.inference_mode():
+        inside = [one.clone() for one in given[0]]
+        if evaluates:
+            loss, _ = trainer.eval_step(*inside)
+            assert not loss.requires_grad
+        trainer.train_step(*inside)
+        trainer.load_state_dict(trainer.state_dict())
+    for batch in given[1:]:
+        trainer.train_step(*batch)
+    for batch in given:
+        expected.train_step(*batch)
+    assert_same_weights(trainer, weights(expected))

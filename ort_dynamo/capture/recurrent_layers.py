@@ -1,8 +1,9 @@
 """AOTAutograd traces recurrent layers as eager computes them; they are in Dynamo's graph where `allow_rnn` is set.
 
-torch's own decompositions differ from eager in two ways. They never apply the dropout between layers, because
-`_rnn_helper` (torch/_decomp/decompositions.py) compares `num_layers < i - 1`. And on a CPU they take oneDNN's operator
-for an LSTM over data, whose gradient no backend can trace.
+torch's own decompositions differ from eager in three ways. They never apply the dropout between layers, because
+`_rnn_helper` (torch/_decomp/decompositions.py) compares `num_layers < i - 1`. On a CPU they take oneDNN's operator for
+an LSTM over data, whose gradient no backend can trace. And where they do not take it, but eager does, autocast casts
+the matmuls of an LSTM only, not its states and results.
 
 Those decompositions stand in tables of the process, and other threads may trace at the same time. So when this module
 is imported, a kernel takes the place of each. It calls the decomposition, unless its own thread is inside
@@ -22,7 +23,9 @@ from torch import Tensor
 
 from ort_dynamo.torch_internals.kernels.decompositions import lstm_in_steps
 from ort_dynamo.torch_internals.kernels.dispatcher import replace_traced_kernels
+from ort_dynamo.torch_internals.kernels.kernel_layouts import convolves_in_onednn
 from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.sizes.symbols import known_true
 
 __all__ = ["recurrent_layers"]
 
@@ -69,7 +72,10 @@ def _padded(in_steps: _Kernel | None, original: _Kernel) -> _Kernel:
         if not _thread.as_eager or kwargs:
             return original(*args, **kwargs)
         data, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first = args
-        layers = in_steps if in_steps is not None and _trains(data, *hx, *params) else original
+        layers = original
+        if in_steps is not None:
+            data, hx, params = _cast_as_onednn(data, hx, params)
+            layers = in_steps if _trains(data, *hx, *params) else original
 
         def stack(data: Tensor, hx: _States, params: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
             return layers(data, hx, params, has_biases, count, 0.0, train, bidirectional, False)
@@ -95,6 +101,26 @@ def _packed(original: _Kernel) -> _Kernel:
         return _with_dropout(stack, data, hx, params, num_layers, dropout if train else 0.0)
 
     return kernel
+
+
+def _cast_as_onednn(
+    data: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor]
+) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
+    """Cast the tensors of an LSTM to autocast's dtype, if eager takes oneDNN's operator: autocast casts all of them."""
+    tensors = (data, *hx, *params)
+    in_onednn = (
+        torch.is_autocast_enabled("cpu")
+        and torch.backends.mkldnn.enabled
+        and all(tensor.device.type == "cpu" for tensor in tensors)
+        and data.dtype in (torch.float32, torch.bfloat16)
+        and convolves_in_onednn(data.dtype)
+        and hx[0].size(2) == hx[1].size(2)  # no projections
+        and not known_true(data.numel() == 0)
+    )
+    if not in_onednn:
+        return data, hx, params
+    dtype = torch.get_autocast_dtype("cpu")
+    return data.to(dtype), [state.to(dtype) for state in hx], [weight.to(dtype) for weight in params]
 
 
 def _trains(*tensors: Tensor) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ort_dynamo.testing import assert_like_eager
+from ort_dynamo.testing import TOLERANCES, assert_like_eager
 
 
 @pytest.fixture
@@ -110,3 +110,21 @@ def test_dropout_between_layers_follows_the_mode(kind):
     layer.eval()
     torch.testing.assert_close(run(compiled), run(layer))
     assert not torch.allclose(run(layer), expected)
+
+
+@pytest.mark.usefixtures("captured_layers")
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("settings", [{"bidirectional": True, "num_layers": 2, "dropout": 0.5}, {"proj_size": 3}])
+def test_an_lstm_under_autocast_equals_eager(settings, onednn, trains):
+    layer = nn.LSTM(4, 6, **settings)
+
+    def function(x):
+        with torch.set_grad_enabled(trains), torch.autocast("cpu", dtype=torch.bfloat16):
+            return layer(x)
+
+    x = torch.randn(5, 3, 4, requires_grad=True)
+    with torch.backends.mkldnn.flags(enabled=onednn):
+        assert_like_eager(function, x, gradients=trains, tolerance=TOLERANCES[torch.bfloat16])

@@ -12,6 +12,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.capture.decompositions.table import decompositions
+from ort_dynamo.capture.image_gradients import allow_symbolic_sizes
 from ort_dynamo.capture.input_writes import keeps_input_writes
 from ort_dynamo.capture.random_numbers import in_full_precision
 from ort_dynamo.capture.recurrent_layers import recurrent_layers
@@ -77,6 +78,7 @@ def trace(
         return inference(whole, _seen())
 
     stage("tracing the model")
+    allow_symbolic_sizes()
     traced: Any = around(gm)  # AOTAutograd only calls it
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
     keep = serializable if stored_as is not None else _as_it_is

@@ -16,12 +16,14 @@ from ort_dynamo.torch_internals.lookup import private
 
 __all__ = [
     "TorchDispatchMode",
+    "add_traced_kernel",
     "as_traced",
     "forget_dispatch",
     "python_kernels",
     "real_kernels",
     "replace_traced_kernels",
     "sees_calls",
+    "share_shapes",
     "without_python_kernels",
 ]
 
@@ -76,7 +78,8 @@ def python_kernels(overload: OpOverload) -> dict[Any, Callable[..., Any]]:
 
     Without the table it is empty: torch then traces its own decompositions.
     """
-    return getattr(overload, "py_kernels", None) or {}
+    kernels: dict[Any, Callable[..., Any]] | None = getattr(overload, "py_kernels", None)
+    return {} if kernels is None else kernels
 
 
 def without_python_kernels() -> AbstractContextManager[Any]:
@@ -107,3 +110,22 @@ def replace_traced_kernels(overload: OpOverload, make: Callable[[Callable[..., A
         if key in table:
             table[key] = make(table[key])
     forget_dispatch(overload)
+
+
+def add_traced_kernel(overload: OpOverload, kernel: Callable[..., Any]) -> None:
+    """Add a decomposition to an operator that has none where traces look for it, for good."""
+    for key in _TRACING_KEYS:
+        _add_kernel(overload, key, kernel)
+
+
+def share_shapes(source: OpOverload, overload: OpOverload) -> None:
+    """Give an operator, for good, torch's shape function of another one, unless torch has one for it in Python."""
+    key = getattr(_dispatch_key, "Meta", None)
+    if not is_absent(source) and key in python_kernels(source):
+        _add_kernel(overload, key, python_kernels(source)[key])
+
+
+def _add_kernel(overload: OpOverload, key: Any, kernel: Callable[..., Any]) -> None:
+    if not is_absent(overload) and key not in python_kernels(overload):
+        python_kernels(overload)[key] = kernel
+        forget_dispatch(overload)

@@ -93,6 +93,20 @@ def test_affine_grids_of_one_pixel_and_of_symbolic_sizes_equal_eager(align_corne
     assert_like_eager(grids, theta.double(), image, gradients=False)
 
 
+@pytest.mark.filterwarnings("ignore:Since version 1.3.0, affine_grid behavior has changed:UserWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("space", [(6, 7), (5, 6, 7), (1, 5)], ids=str)
+def test_gradients_of_affine_grids_of_symbolic_sizes_equal_eager(space, align_corners, dtype):
+    def grids(theta, image):
+        sizes = image.shape, (len(theta), 1, *space)
+        return [F.affine_grid(theta, list(size), align_corners=align_corners) for size in sizes]
+
+    # A batch of 3 would not be symbolic: the sizes of a matrix are fixed, and equal sizes are one symbol.
+    theta = torch.randn(5, len(space), len(space) + 1, dtype=dtype, requires_grad=True)
+    assert_like_eager(grids, theta, torch.randn(5, 2, *space), dynamic=True)
+
+
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("shape", [(1, 2, 5, 6), (1, 2, 3, 5, 6)], ids=["image", "volume"])
 def test_a_grid_that_is_no_number_samples_where_eager_does(shape, padding):

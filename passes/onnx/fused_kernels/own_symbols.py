@@ -35,18 +35,23 @@ def with_own_symbols(
     Raises:
         CannotFuseError: no input has a symbol for a dimension.
     """
+    used = _symbols(kernel)
+    if not used:
+        return kernel
     places = {symbol_of_input(index): (index, ITSELF) for index in range(len(inputs))}
     dims = [(size, (index, axis)) for index, value in enumerate(inputs) for axis, size in enumerate(shapes(value))]
     for size, place in dims:
         if len(size.symbols) == 1 and size.factor == 1:
             places.setdefault(size.symbols[0], place)
+    missing = used - places.keys()
     for size, place in dims:
-        if (missing := _symbols(kernel) - places.keys()) and not missing.isdisjoint(size.symbols):
+        if not missing.isdisjoint(size.symbols):
             whole = min(places) - 1
             kernel = _with_sizes(kernel, partial(_in_multiples, missing, size, whole))
             places[whole] = place
-    used = _symbols(kernel)
-    if missing := used - places.keys():
+            used = _symbols(kernel)
+            missing = used - places.keys()
+    if missing:
         raise CannotFuseError(f"no input has a dimension for {len(missing)} of the symbols")
     numbers = {symbol: number for number, symbol in enumerate(used)}
     renumbered = _with_sizes(

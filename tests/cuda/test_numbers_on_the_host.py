@@ -53,7 +53,7 @@ def test_arithmetic_of_tensors_stays_on_the_device(name: str, fused: bool) -> No
 
 
 def test_the_rule_of_the_provider() -> None:
-    """As it was seen to place these nodes (1.31.1, without a device)."""
+    """The provider of 1.31.1 places these nodes so, asked without a device."""
     header = '<ir_version: 10, opset_import: ["" : 20]>\n'
     size = "s = Shape<start = 0, end = 1>(x)  n = Squeeze(s, axis)  f = Cast<to = 1>(n)"
     of_inputs = f"g (float[n, 4] x, float t) => (float y) <int64[1] axis = {{0}}> {{ {size}  y = Div(t, f) }}"

@@ -60,7 +60,7 @@ def test_other_graphs_stay(reason: str) -> None:
 @pytest.mark.parametrize("rank", [0, 1, 3])
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_the_copy_is_the_number(rank: int, rows: int) -> None:
-    """Of any rank, and for no rows; equal numbers share one copy."""
+    """Equal numbers share one copy, of any rank and for no rows, too."""
     ones = ", ".join("1" * rank)
     text = (
         "g (float[n, 4] x, int64[k] a) => (int64[k] y, int64[k] z)"

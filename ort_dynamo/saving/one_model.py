@@ -168,10 +168,14 @@ class _Join(JoinedGraph):
             self.values[called] = self.transposed(value, back, called)
 
     def _entering(self, one: Mapping[str, Any]) -> ir.Value:
-        """Give the value that an island's input reads: a value, permuted if its session sees it so, or a constant."""
-        if "value" not in one:
-            return self.constant(np.asarray(one["given"], one["dtype"]), f"{one['name']}/given")
-        value = self.values[one["value"]]
+        """Give the value that an island's input reads: a value or a constant, in the form that its session takes."""
+        value = (
+            self.values[one["value"]]
+            if "value" in one
+            else self.constant(np.asarray(one["given"], one["dtype"]), f"{one['name']}/given")
+        )
+        if one.get("number") == "rows":
+            return self.rows(value, f"{value.name}/rows")
         return self.transposed(value, one["order"], f"{value.name}/ordered") if "order" in one else value
 
 

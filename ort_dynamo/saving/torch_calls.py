@@ -77,6 +77,14 @@ class JoinedGraph:
         shape = None if value.shape is None else ir.Shape([value.shape[axis] for axis in order])
         return self.node("Transpose", [value], called, {"perm": list(order)}, type=value.type, shape=shape)
 
+    def rows(self, number: ir.Value, called: str) -> ir.Value:
+        """Return an empty matrix with this number of rows."""
+        one, nothing = (self.constant(np.asarray([size], np.int64), called) for size in (1, 0))
+        rows = self.node("Reshape", [number, one], called)
+        shape = self.node("Concat", [rows, nothing], called, {"axis": 0})
+        value = ir.tensor(np.zeros(1, np.int64))
+        return self.node("ConstantOfShape", [shape], called, {"value": value}, type=ir.TensorType(value.dtype))
+
     def constant(self, content: np.ndarray[Any, Any] | ir.TensorProtocol, called: str) -> ir.Value:
         """Add a constant."""
         tensor = ir.tensor(content)

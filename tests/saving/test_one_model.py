@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.saving.one_model import join_models
+from ort_dynamo.testing import patch_facts
 
 
 class Viewing(nn.Module):
@@ -167,6 +168,22 @@ def test_complex_constants_are_in_the_model(tmp_path: Path) -> None:
     constants = [value.const_value for value in joined.graph.initializers.values() if value.const_value is not None]
     (found,) = (constant.numpy() for constant in constants if constant.dtype == ir.DataType.COMPLEX64)
     np.testing.assert_array_equal(found, [1j, 2, 3])
+
+
+def test_numbers_that_a_session_takes_as_rows_are_scalars_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Halves(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return ((x.reshape(x.shape[0] // 2, 2, -1).softmax(-1) * x.shape[0]).exp(),)
+
+    patch_facts(monkeypatch, keeps_sizes_on_host=True)  # as on CUDA
+    path, (output,) = compile_and_save(Halves(), tmp_path, x := torch.randn(6, 4, requires_grad=True), dynamic=True)
+    assert '"number": "rows"' in path.read_text()
+    joined = ir.to_proto(join_models(path, "rewritten", backward=False))
+    onnx.checker.check_model(joined, full_check=True)
+    found = run(joined, {"x": x.detach().numpy()})
+    np.testing.assert_allclose(found["output_0"], output.detach().numpy(), rtol=1e-5)
 
 
 def test_two_islands_that_share_a_model_keep_their_names(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "cross_entropy": lambda x: F.cross_entropy(x, torch.arange(x.shape[0]) % 8, label_smoothing=0.1),
     "padded": lambda x: F.pad(x, (1, 0), value=x.shape[0]).exp(),
     "causal": lambda x: (x @ x.T).masked_fill(torch.ones(x.shape[0], x.shape[0]).triu(1) > 0, -1e9).softmax(-1),
+    "before a condition": lambda x: (x * x.shape[0]).topk(2, -1)[0],
     "a size alone": lambda x: x.sum() * torch.tensor(float(x.shape[0])),
 }
 

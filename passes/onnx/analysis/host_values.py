@@ -44,12 +44,13 @@ def host_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
     """Return the nodes of a graph that compute sizes, or values that are read on the host.
 
     They stay nodes of ONNX Runtime, which runs them on the CPU: as part of a kernel they would be copied to the device
-    and back.
+    and back. The condition of an If is none of them: it is one element, but computed from whole tensors.
     """
     found: set[ir.Node] = set()
     pending = [
         node.inputs[index]
         for node in graph.all_nodes()
+        if node.op_type != "If"
         for index in READ_ON_HOST.get(node.op_type, ())
         if index < len(node.inputs)
     ]

@@ -59,6 +59,10 @@ def factors(size: int | torch.SymInt) -> list[int | torch.SymInt]:
     return symbolic if number == 1 else [*symbolic, int(number)]
 
 
+_OF_SIZES = (sympy.Add, sympy.Mul, sympy_functions.CleanDiv, sympy_functions.FloorDiv)
+"""Expressions that slices and reshapes make of sizes, and that have an ONNX form."""
+
+
 class Symbols:
     """Knows, for each size expression that some graph input carries, how to read it.
 
@@ -66,7 +70,8 @@ class Symbols:
 
     Args:
         builder: the builder of the graph.
-        by_shapes: whether a size is read off a tensor's shape where a graph is given it as a number, too.
+        by_shapes: whether a number is read off the shapes of tensors, or computed from them, where a graph is given it
+            as a number, too.
     """
 
     def __init__(self, builder: LoweringBuilder, *, by_shapes: bool = False) -> None:
@@ -110,7 +115,7 @@ class Symbols:
         return self._op.Squeeze(self._op.Shape(value, start=axis, end=axis + 1), [0])
 
     def _build(self, expr: sympy.Expr) -> ir.Value:
-        if expr in self._scalars and not (self._by_shapes and expr in self._readers):
+        if expr in self._scalars and not (self._by_shapes and self._is_of_shapes(expr)):
             return self._scalars[expr]
         if expr in self._readers:
             return self._readers[expr]()
@@ -139,6 +144,12 @@ class Symbols:
             case sympy_functions.Mod() | sympy_functions.PythonMod() | sympy.Mod():
                 return op.Mod(*map(self.value, args))
         raise _unknown(expr)
+
+    def _is_of_shapes(self, expr: sympy.Expr) -> bool:
+        """Check whether a number is a dimension of the graph's inputs, or a sum, product or floor of such."""
+        if expr in self._readers or expr.is_Integer:
+            return True
+        return isinstance(expr, _OF_SIZES) and bool(expr.is_integer) and all(map(self._is_of_shapes, expr.args))
 
     def _build_float(self, expr: sympy.Expr) -> ir.Value:
         """Compute Python's float arithmetic on sizes, such as the divisor of a variance, in float64."""

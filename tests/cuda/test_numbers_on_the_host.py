@@ -11,7 +11,8 @@ import onnx.parser
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_forms import cuda_forms, left_to_cpu
+from cuda_forms import cuda_forms, cuda_target, left_to_cpu
+from cuda_target import compiled_for
 from torch import Tensor
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -28,6 +29,9 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "cross_entropy": lambda x: F.cross_entropy(x, torch.arange(x.shape[0]) % 8, label_smoothing=0.1),
     "padded": lambda x: F.pad(x, (1, 0), value=x.shape[0]).exp(),
     "causal": lambda x: (x @ x.T).masked_fill(torch.ones(x.shape[0], x.shape[0]).triu(1) > 0, -1e9).softmax(-1),
+    "halves": lambda x: torch.cat([x[x.shape[0] // 2 :], x[: x.shape[0] // 2]]).exp(),
+    "all rows but one": lambda x: x[: x.shape[0] - 1].exp(),
+    "last half": lambda x: x[-(x.shape[0] // 2) :].exp(),
     "before a condition": lambda x: (x * x.shape[0]).topk(2, -1)[0],
     "a size alone": lambda x: x.sum() * torch.tensor(float(x.shape[0])),
 }
@@ -51,6 +55,17 @@ def test_arithmetic_of_tensors_stays_on_the_device(name: str, fused: bool) -> No
             torch.testing.assert_close(gradient, expected)
     assert found.operators["Shape"] or name in AS_CONSTANTS
     assert not found.left_to_cpu
+
+
+@pytest.mark.parametrize("name", ["halves", "all rows but one", "last half"])
+def test_the_sizes_of_slices_come_from_shapes(name: str) -> None:
+    """No session is fed a scalar, of which CUDA would compute a shape that the host waits for."""
+    torch._dynamo.reset()
+    with compiled_for(cuda_target(), placement="onnxruntime") as (backend, found):
+        torch.compile(PROGRAMS[name], backend=backend, dynamic=True)(torch.randn(5, 8, requires_grad=True))
+    inputs = [value for model in found.models for value in model.graph.input]
+    assert inputs
+    assert all(value.type.tensor_type.shape.dim for value in inputs)
 
 
 def test_the_rule_of_the_provider() -> None:

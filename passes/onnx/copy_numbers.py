@@ -13,6 +13,7 @@ from ort_dynamo.graph.fused_op import DOMAIN, ITSELF
 from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.onnx.analysis.host_values import MEASURES, host_nodes, is_host_number, is_of_sizes
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
+from ort_dynamo.passes.onnx.analysis.subgraphs import subgraphs_of
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels
 from ort_dynamo.passes.ordering import Condition, ordering
@@ -38,7 +39,7 @@ class CopyNumbers(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite the main graph."""
+        """Rewrite the nodes that read a number of the main graph; those in branches read it there, too."""
         if not any(node.op_type in MEASURES for node in model.graph):
             return ir.passes.PassResult(model, False)
         infer_missing_types(model, shapes=True)
@@ -46,15 +47,18 @@ class CopyNumbers(ir.passes.InPlacePass):
         copied = partial(_copied, NewValues(model, self), repr(self))
         host, kernels = host_nodes(model.graph), fused_kernels(model)
         for node in list(model.graph):
-            if node in host or (node.op_type not in _READERS if not node.domain else node.domain != DOMAIN):
-                continue
-            symbols = kernels[node.op_type].symbols if node.domain == DOMAIN else ()
-            for index, value in enumerate(node.inputs):
-                if value is None or (index, ITSELF) in symbols or not is_host_number(value) or not is_of_sizes(value):
+            for reader in (node, *(inner for graph in subgraphs_of(node) for inner in graph.all_nodes())):
+                if reader in host or (reader.op_type not in _READERS if not reader.domain else reader.domain != DOMAIN):
                     continue
-                if value not in copies:
-                    copies[value] = copied(value, partial(model.graph.insert_before, node))
-                node.replace_input_with(index, copies[value])
+                symbols = kernels[reader.op_type].symbols if reader.domain == DOMAIN else ()
+                for index, value in enumerate(reader.inputs):
+                    if value is None or value.graph is not model.graph or (index, ITSELF) in symbols:
+                        continue
+                    if not is_host_number(value) or not is_of_sizes(value):
+                        continue
+                    if value not in copies:
+                        copies[value] = copied(value, partial(model.graph.insert_before, node))
+                    reader.replace_input_with(index, copies[value])
         return ir.passes.PassResult(model, bool(copies))
 
 

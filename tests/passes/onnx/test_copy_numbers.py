@@ -38,6 +38,29 @@ def test_a_number_that_arithmetic_reads_is_copied() -> None:
     )
 
 
+def test_a_branch_reads_the_copy() -> None:
+    """The provider leaves an If to the CPU if its condition is an input, and a branch reads a number on the host."""
+    text = """g (bool c, float[n, 4] x) => (float[n, 4] y) <int64[1] axis = {0}> {
+  s = Shape<start = 0, end = 1>(x)
+  n = Squeeze(s, axis)
+  y = If(c) <
+    then_branch = t () => (float[n, 4] u) { f = Cast<to = 1>(n)  u = Mul(x, f) },
+    else_branch = e () => (float[n, 4] v) { i = Add(n, n)  j = Cast<to = 1>(i)  v = Sub(x, j) }
+  >
+}"""
+    model = ir.from_proto(onnx.parser.parse_model(HEADER + text))
+    given = [{"x": np.full((3, 4), 2, np.float32), "c": np.array(c)} for c in (True, False)]
+    expected = [ReferenceEvaluator(ir.to_proto(model)).run(None, one)[0] for one in given]
+    assert CopyNumbers()(model).modified
+    onnx.checker.check_model(changed := ir.to_proto(model), full_check=True)
+    for one, right in zip(given, expected, strict=True):
+        np.testing.assert_array_equal(ReferenceEvaluator(changed).run(None, one)[0], right)
+    (number,) = (value for node in model.graph if node.op_type == "Squeeze" for value in node.outputs)
+    assert {user.op_type for user, _ in number.uses()} == {"Add", "Range"}
+    assert all(user.graph is model.graph for user, _ in number.uses())
+    assert not CopyNumbers()(model).modified
+
+
 UNCHANGED = {
     "a shape is read on the host": """g (float[n, 4] x) => (float[m, 2] y) <int64[1] two = {2}> {
   s = Shape<start = 0, end = 1>(x)  d = Mul(s, two)  t = Concat<axis = 0>(d, two)  y = Reshape(x, t) }""",

@@ -15,7 +15,7 @@ from ort_dynamo.passes.onnx.analysis.host_values import MEASURES, host_nodes, is
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.subgraphs import subgraphs_of
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
-from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels
+from ort_dynamo.passes.onnx.fused_kernels.made import fused_kernels
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["CopyNumbers"]

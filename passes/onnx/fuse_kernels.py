@@ -18,6 +18,7 @@ from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kern
 from ort_dynamo.passes.onnx.fused_kernels.groups import find_groups
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, product
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
+from ort_dynamo.passes.onnx.fused_kernels.made import KERNEL, fused_kernels
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.targets.target import OPSET
@@ -25,15 +26,6 @@ from ort_dynamo.targets.target import OPSET
 __all__ = ["FuseKernels", "fused_kernels", "fused_ops", "lacks_kernel"]
 
 _RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
-
-_KERNEL = "fused_kernel"
-"""The key of a function's `meta` under which its kernel is stored."""
-
-
-def fused_kernels(model: ir.Model) -> dict[str, Kernel]:
-    """Name of a fused operator -> its kernel, of all that FuseKernels has made of a model since it was read."""
-    return {function.name: function.meta[_KERNEL] for function in model.functions.values() if _KERNEL in function.meta}
-
 
 def fused_ops(model: ir.Model) -> tuple[FusedOp, ...]:
     """Return the operators of these kernels, as sessions compile and launch them."""
@@ -109,7 +101,7 @@ class FuseKernels(ir.passes.InPlacePass):
         digest = hashlib.sha256(repr(kernel).encode() + body).hexdigest()
         name = function.name = f"{_words(group)}_{digest[:12]}"
         if (DOMAIN, name, "") not in model.functions:
-            function.meta[_KERNEL] = kernel
+            function.meta[KERNEL] = kernel
             model.functions[function.identifier()] = function
         node = ir.node(name, list(group.inputs), domain=DOMAIN, num_outputs=len(group.outputs))
         node.name, node.metadata_props[PASS] = f"{name}_{group.outputs[0].name}", repr(self)

@@ -29,6 +29,7 @@ from ort_dynamo.passes.onnx.fused_kernels.layouts import (
     broadcast_operand,
     regrouped,
     strides_of,
+    total,
 )
 from ort_dynamo.passes.onnx.fused_kernels.own_symbols import symbol_of_input, with_own_symbols
 from ort_dynamo.passes.onnx.fused_kernels.pieces import piece_of
@@ -145,8 +146,7 @@ class _Lowering:
         kernel = Kernel(self._loops, self._columns, inputs, steps, outputs, tuple(stores), self._part)
         if kernel.part and kernel.is_long:
             raise CannotFuseError("the rows are too long to be summed in parts")
-        loads = [step for step in steps if isinstance(step, Load)]
-        if kernel.stops and (kernel.columns or any(load.only or load.places for load in loads)):
+        if kernel.stops and (kernel.columns or any(isinstance(s, Load) and (s.only or s.places) for s in steps)):
             raise CannotFuseError("a kernel with a stop reduces rows, or loads conditionally or by an index")
         check_totals(kernel)
         return kernel
@@ -247,7 +247,7 @@ class _Lowering:
             if is_step and stride.factor:
                 places.append((number, stride, count))
             elif number and stride.factor:
-                offset = _total(offset, Size(number) * stride)
+                offset = total(offset, Size(number) * stride)
         if not places and not self._is_in_runs(mine) and not self._has_no_other:
             raise CannotFuseError("neighbouring points load elements that are far apart in memory")
         return self._steps.add(Load(_dtype(value), self._places[value], mine, offset, only, tuple(places)))
@@ -392,15 +392,6 @@ class _Lowering:
             self._known[output, full if is_full else of_row, only] = step
         if (value, layout, only) not in self._known:
             raise CannotFuseError("a result per row is read with another layout")
-
-
-def _total(first: Size, second: Size) -> Size:
-    """Return the sum of two sizes of the same symbols."""
-    if not first.factor:
-        return second
-    if first.symbols != second.symbols:
-        raise CannotFuseError("an offset depends on several symbols")
-    return Size(first.factor + second.factor, first.symbols)
 
 
 def _dtype(value: ir.Value) -> ir.DataType:

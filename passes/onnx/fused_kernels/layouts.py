@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.fused_kernels.kernel import product
 
-__all__ = ["CannotFuseError", "Layout", "SplitLoop", "broadcast_operand", "regrouped", "strides_of"]
+__all__ = ["CannotFuseError", "Layout", "SplitLoop", "broadcast_operand", "regrouped", "strides_of", "total"]
 
 Layout = tuple[tuple[int, ...], ...]
 
@@ -104,3 +104,12 @@ def strides_of(loops: Sequence[Size], layout: Layout, shape: Sequence[Size]) -> 
         for position, loop in enumerate(along):
             found[loop] = product([loops[later] for later in along[position + 1 :]]) * inner
     return tuple(found)
+
+
+def total(first: Size, second: Size) -> Size:
+    """Return the sum of two sizes of the same symbols."""
+    if not first.factor:
+        return second
+    if first.symbols != second.symbols:
+        raise CannotFuseError("an offset depends on several symbols")
+    return Size(first.factor + second.factor, first.symbols)

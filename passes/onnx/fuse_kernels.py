@@ -17,8 +17,8 @@ from ort_dynamo.passes.onnx.fused_kernels.bodies import body_of, is_in_parts
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.groups import find_groups
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, product
-from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
 from ort_dynamo.passes.onnx.fused_kernels.made import KERNEL, fused_kernels
+from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.targets.target import OPSET
@@ -26,6 +26,7 @@ from ort_dynamo.targets.target import OPSET
 __all__ = ["FuseKernels", "fused_kernels", "fused_ops", "lacks_kernel"]
 
 _RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+
 
 def fused_ops(model: ir.Model) -> tuple[FusedOp, ...]:
     """Return the operators of these kernels, as sessions compile and launch them."""

@@ -192,6 +192,7 @@ class ORTTrainer:
         self._remember(inputs)
         return self._selected(outputs, [index - 1 for index in wanted] if lacks_label else wanted)
 
+    @torch.inference_mode(False)  # copies are tensors that a backward may save
     def _inputs(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, may_lack_label: bool = False
     ) -> list[Tensor]:
@@ -207,7 +208,6 @@ class ORTTrainer:
             check_device(self._device)
         return [self._tensor(value, name) for value, name in zip(given, names, strict=True)]
 
-    @torch.inference_mode(False)  # copies are tensors that a backward may save
     def _tensor(self, value: Any, name: str) -> Tensor:
         require(isinstance(value, (Tensor, int, float)), f"the input '{name}' is {type(value).__name__}, not a tensor")
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value)

@@ -9,8 +9,8 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import CodeType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,7 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "user_place",
+    "with_own_code",
     "without_python_kernels",
 ]
 
@@ -211,6 +212,21 @@ else:
 If torch lacks the class, this is nn.Module, and accelerate does not recognize it."""
 
 _reset_code = private("torch._C._dynamo.eval_frame:reset_code", lambda code: None)
+
+
+def with_own_code(function: Callable[..., Any], name: str = "") -> Callable[..., Any]:
+    """Give a function that is made for one use code of its own, whose compiled graphs go when the function does.
+
+    Dynamo keeps what it compiles of each code object, and refuses to compile one too often.
+
+    Args:
+        function: a Python function.
+        name: the name of the code, which Dynamo shows; empty keeps it.
+    """
+    own = cast(FunctionType, function)
+    own.__code__ = own.__code__.replace(co_name=name or own.__code__.co_name)
+    weakref.finalize(own, forget_compiled, own.__code__).atexit = False
+    return own
 
 
 def forget_compiled(code: CodeType) -> None:

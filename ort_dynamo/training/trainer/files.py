@@ -15,7 +15,7 @@ from ort_dynamo.embedding import OPSET, PassOptions, at_opset, run_model, write_
 from ort_dynamo.errors import OpsetError
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
-from ort_dynamo.training.torch_internals import forget_compiled, has_recurrent_layers
+from ort_dynamo.training.torch_internals import has_recurrent_layers, with_own_code
 from ort_dynamo.training.trainer.captured_step import capture
 from ort_dynamo.training.trainer.file_names import check_names
 from ort_dynamo.training.trainer.model_with_loss import PREFIX, CombinedModel
@@ -120,24 +120,19 @@ class StepFiles:
         def call(*inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
             return combined(*inputs)
 
-        # Code of its own: Dynamo keeps what it compiles of each code, and refuses to compile one too often.
-        code = call.__code__ = call.__code__.replace()
-        try:
-            with unchanged(combined), mask_questions_answered(combined):
-                if not training:
-                    combined.eval()
-                captured = capture(
-                    call,
-                    PREFIX,
-                    inputs,
-                    self._description,
-                    self._state,
-                    kind,
-                    lr,
-                    recurrent=has_recurrent_layers(combined),
-                )
-        finally:
-            forget_compiled(code)
+        with unchanged(combined), mask_questions_answered(combined):
+            if not training:
+                combined.eval()
+            captured = capture(
+                with_own_code(call),
+                PREFIX,
+                inputs,
+                self._description,
+                self._state,
+                kind,
+                lr,
+                recurrent=has_recurrent_layers(combined),
+            )
         return step_model(
             captured,
             self._description,

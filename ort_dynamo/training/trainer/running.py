@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import FunctionType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,13 +18,13 @@ from ort_dynamo.errors import InputDtypeError, OrtDynamoError, TrainingGraphErro
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.torch_internals import (
     compile_region,
-    forget_compiled,
     has_recurrent_layers,
     held_weakly,
     may_be_dynamic,
     passes_through,
     raised_by_backend,
     user_place,
+    with_own_code,
 )
 from ort_dynamo.training.trainer.distributed.process_group import Together, ZeroUpdate
 from ort_dynamo.training.trainer.model_with_loss import PREFIX, CombinedModel
@@ -226,10 +225,7 @@ class RunningModel:
         def call(*inputs: Any) -> Any:
             return combined.predict(*inputs) if predicts else combined(*inputs)
 
-        function = cast(FunctionType, call)
-        function.__code__ = function.__code__.replace(co_name=name)
-        weakref.finalize(function, forget_compiled, function.__code__).atexit = False
-        return function
+        return with_own_code(call, name)
 
     def _set_mode(self, *, training: bool) -> None:
         if self._training is training:

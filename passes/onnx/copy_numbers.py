@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,10 +11,11 @@ import onnx_ir as ir
 
 from ort_dynamo.graph.fused_op import DOMAIN, ITSELF
 from ort_dynamo.graph.marks import PASS
-from ort_dynamo.passes.onnx.analysis.host_values import MEASURES, host_nodes, is_host_number, is_of_sizes
+from ort_dynamo.passes.onnx.analysis.host_values import MEASURES, host_nodes, is_host_number
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.subgraphs import subgraphs_of
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
+from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.passes.onnx.fused_kernels.made import fused_kernels
 from ort_dynamo.passes.ordering import Condition, ordering
 
@@ -47,19 +48,32 @@ class CopyNumbers(ir.passes.InPlacePass):
         copied = partial(_copied, NewValues(model, self), repr(self))
         host, kernels = host_nodes(model.graph), fused_kernels(model)
         for node in list(model.graph):
-            for reader in (node, *(inner for graph in subgraphs_of(node) for inner in graph.all_nodes())):
-                if reader in host or (reader.op_type not in _READERS if not reader.domain else reader.domain != DOMAIN):
-                    continue
-                symbols = kernels[reader.op_type].symbols if reader.domain == DOMAIN else ()
-                for index, value in enumerate(reader.inputs):
-                    if value is None or value.graph is not model.graph or (index, ITSELF) in symbols:
-                        continue
-                    if not is_host_number(value) or not is_of_sizes(value):
-                        continue
+            inner = (one for graph in subgraphs_of(node) for one in graph.all_nodes())
+            readers = (one for one in (node, *inner) if one not in host and _reads_on_device(one))
+            for reader in readers:
+                for index, value in _numbers(reader, kernels, model.graph):
                     if value not in copies:
                         copies[value] = copied(value, partial(model.graph.insert_before, node))
                     reader.replace_input_with(index, copies[value])
         return ir.passes.PassResult(model, bool(copies))
+
+
+def _reads_on_device(node: ir.Node) -> bool:
+    return node.op_type in _READERS if not node.domain else node.domain == DOMAIN
+
+
+def _numbers(node: ir.Node, kernels: Mapping[str, Kernel], graph: ir.Graph) -> list[tuple[int, ir.Value]]:
+    """List the inputs of a node that are numbers made of sizes in a graph, but for arguments of a kernel's launch."""
+    symbols = kernels[node.op_type].symbols if node.domain == DOMAIN else ()
+    return [
+        (index, value)
+        for index, value in enumerate(node.inputs)
+        if value is not None
+        and value.graph is graph
+        and value.producer() is not None  # an input that is a number is fed
+        and (index, ITSELF) not in symbols
+        and is_host_number(value)
+    ]
 
 
 def _copied(new: NewValues, made_by: str, value: ir.Value, insert: Callable[[list[ir.Node]], None]) -> ir.Value:

@@ -20,7 +20,8 @@ typedef struct OrtTensorTypeAndShapeInfo OrtTensorTypeAndShapeInfo;
 typedef struct OrtValue OrtValue;
 typedef struct OrtCustomOp OrtCustomOp;
 
-enum { API_VERSION = 18, ORT_FAIL = 1, REQUIRED = 0, DEFAULT_MEMORY = 0, HOST_MEMORY = -2, RESOURCE_VERSION = 1, DEVICE_ID = 10004 };
+enum { API_VERSION = 18, ORT_FAIL = 1, REQUIRED = 0, RESOURCE_VERSION = 1, DEVICE_ID = 10004 };
+enum { DEFAULT_MEMORY = 0, HOST_MEMORY = -2 };
 
 typedef struct {
     OrtStatus *(*CreateStatus)(int code, const char *message);

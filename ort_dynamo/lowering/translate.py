@@ -20,6 +20,7 @@ from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
 from ort_dynamo.lowering.check_shapes import check_shapes
 from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.equal_sizes import EqualSizes
 from ort_dynamo.lowering.kernel_checks import node_left_to_torch
 from ort_dynamo.lowering.random_ops import RANDOM_OPS
 from ort_dynamo.lowering.registry import find_lowering, is_from_outside, name_of
@@ -103,6 +104,7 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
             raise _located(node, error) from error
     for index, (node, spec) in enumerate(outputs):
         walk.add_output(node, index, spec)
+    walk.equal_sizes.rename_in(walk.graph)
     return walk
 
 
@@ -174,6 +176,7 @@ class _Walk:
         by_shapes = target.facts.keeps_sizes_on_host
         self._symbols: Symbols = around._symbols if around else Symbols(self._builder, by_shapes=by_shapes)
         self._fakes: dict[ir.Value, torch.Tensor] = around._fakes if around else {}
+        self.equal_sizes: EqualSizes = around.equal_sizes if around else EqualSizes()
         self.values: dict[Node, Any] = {}
         self._prefix = f"{name}." if name else ""  # no two graphs of a model share a name
         if name:
@@ -255,6 +258,7 @@ class _Walk:
             self.values[node] = value
             return
         check_outputs(node)
+        self.equal_sizes.add(node)
         if not isinstance(node.target, OpOverload):
             raise UnsupportedNodeError(f"{node.target} is not an ATen operator")
         context = LoweringContext(self._builder, self._symbols, self._fakes, node)

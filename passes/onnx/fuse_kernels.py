@@ -14,6 +14,7 @@ from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.bodies import body_of, is_in_parts
+from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import measuring
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.groups import find_groups
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, product
@@ -89,7 +90,7 @@ class FuseKernels(ir.passes.InPlacePass):
             graph.insert_after(group.nodes[-1], node)
         for (group, _), node in zip(groups, made, strict=True):
             self._put_in(new, group, node, finishing)
-        _remove_unread(graph, {node for group, _ in groups for node in group.nodes})
+        _remove_unread(graph, {node for group, _ in groups for node in (*measuring(group.nodes), *group.nodes)})
 
     def _kernel_node(self, names: NewValues, group: Group, kernel: Kernel) -> ir.Node:
         """Return the node of a group; its function is the model's, which equal groups share.

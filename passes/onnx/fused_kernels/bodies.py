@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.opsets import ONNX_DOMAINS
+from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import measuring
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import Group
 from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Kernel, Store
 
@@ -15,7 +16,7 @@ __all__ = ["body_of", "is_in_parts"]
 
 
 def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports: Mapping[str, int]) -> ir.Function:
-    """Make a function with copies of the nodes of a group. Constants are nodes in it.
+    """Make a function with copies of the nodes of a group, and of those that compute its shapes. Constants are nodes.
 
     Args:
         group: the group of nodes.
@@ -31,7 +32,7 @@ def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports:
         for store, output in zip(kernel.stores, group.outputs, strict=True)
         if is_in_parts(store, output)
     }
-    for number, node in enumerate(group.nodes):
+    for number, node in enumerate([*measuring(group.nodes), *group.nodes]):
         read: list[ir.Value | None] = []
         for value in node.inputs:
             if value is not None and value not in values:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ort_dynamo.graph.fused_op import Size
-from ort_dynamo.passes.onnx.analysis.constants import constant_of, number_of
+from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.analysis.host_values import host_nodes, is_host_number, is_of_sizes
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
+from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import has_known_shape
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
@@ -118,7 +119,7 @@ class _Search:
         values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
         if node.op_type in MOVES and not node.domain:
             data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
-            if any(constant_of(one) is None for one in node.inputs[len(data) :] if one is not None):
+            if node.op_type != "Concat" and not has_known_shape(node):
                 return False
             values = [value for value in (*data, *node.outputs) if value is not None]
         elif (axes := reduced_axes(node)) is not None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.constants import number_of
+from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import measured, measuring
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group
 from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE
 
@@ -140,11 +141,14 @@ class Shared:
 
 
 def read_by(nodes: Sequence[ir.Node]) -> list[ir.Value]:
-    """Find the values that nodes read and do not make, without constants and operands that are part of the kernel."""
+    """Find the values that nodes read and do not make, without constants and operands that are part of the kernel.
+
+    Last come tensors of which they need the shapes alone.
+    """
     inside, found = set(nodes), dict[ir.Value, None]()
     for node in nodes:
         is_placed = (node.op_type in MOVES and node.op_type != "Concat") or node.op_type.startswith("Reduce")
         for value in node.inputs[: 1 if is_placed else None]:
             if value is not None and value.producer() not in inside and number_of(value) is None:
                 found[value] = None
-    return list(found)
+    return list(dict.fromkeys([*found, *measured(measuring(nodes))]))

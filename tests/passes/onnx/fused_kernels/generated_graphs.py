@@ -248,7 +248,18 @@ class GraphMaker:
         self._node("ScatterElements", read, TensorProto.FLOAT, shape, axis=axis, reduction=reduction)
 
     def _shape(self, shape: tuple[int, ...]) -> str:
-        return self._constant(np.array([-1 if isinstance(self._dim(size), str) else size for size in shape]))
+        """A shape: a constant, with -1 for a symbolic size, or one that is computed from the shape of an input."""
+        is_known = [isinstance(self._dim(size), int) for size in shape]
+        if all(is_known) or self._random.random() < 0.25:
+            constant = [size if known else -1 for size, known in zip(shape, is_known, strict=True)]
+            return self._constant(np.array(constant))
+        of = self._random.choice(self._inputs[:2])
+        rows = self._node("Shape", [of], TensorProto.INT64, (1,), start=0, end=1)
+        sizes = []
+        for size, known in zip(shape, is_known, strict=True):
+            number = self._constant(np.array([size if known else size // _SYMBOLIC_ROWS]))
+            sizes.append(number if known else self._node("Mul", [rows, number], TensorProto.INT64, (1,)))
+        return self._node("Concat", sizes, TensorProto.INT64, (len(shape),), axis=0)
 
     def _scalar(self, x: str, shape: tuple[int, ...]) -> None:
         number = self._constant(np.array(self._random.choice([0.5, -1.0, 2.0, 0.0]), np.float32))

@@ -49,7 +49,7 @@ def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports:
         nodes.append(copy)
     for store, output in zip(kernel.stores, group.outputs, strict=True):
         if is_in_parts(store, output):
-            nodes += _in_parts(values, output, kernel.part, [size.factor for size in store.shape])
+            nodes += _in_parts(values, output, kernel, [size.factor for size in store.shape])
     used = {node.domain for node in nodes}
     graph = ir.Graph(
         inputs,
@@ -65,23 +65,34 @@ def is_in_parts(store: Store | ColumnSum, output: ir.Value) -> bool:
     return isinstance(store, ColumnSum) and [size.factor for size in store.shape] != list(output.shape or ())
 
 
-def _in_parts(values: dict[ir.Value, ir.Value], output: ir.Value, part: int, shape: list[int]) -> list[ir.Node]:
-    """Return the nodes of the partial sums that replace the sum."""
+def _in_parts(values: dict[ir.Value, ir.Value], output: ir.Value, kernel: Kernel, shape: list[int]) -> list[ir.Node]:
+    """Return the nodes of the partial sums that replace the sum: of rows in equal parts, with zeros at the end."""
     producer = output.producer()
     assert producer is not None
     x = producer.inputs[0]
     assert x is not None
-    name = values[output].name
-    constants = [
-        ir.node("Constant", [], attributes={"value": ir.tensor(np.array(numbers, np.int64))})
-        for numbers in ([shape[0], part, shape[1]], [1])
-    ]
-    constants[0].outputs[0].name, constants[1].outputs[0].name = f"{name}_shape", f"{name}_axes"
-    cut = ir.node("Reshape", [values[x], constants[0].outputs[0]])
-    total = ir.node("ReduceSum", [cut.outputs[0], constants[1].outputs[0]], attributes={"keepdims": 0})
-    cut.outputs[0].name, total.outputs[0].name = f"{name}_cut", f"{name}_parts"
-    values[output] = total.outputs[0]
-    return [*constants, cut, total]
+    name, nodes = values[output].name, list[ir.Node]()
+
+    def add(op_type: str, *operands: ir.Value, **attributes: ir.Attr | int | ir.TensorProtocol) -> ir.Value:
+        node = ir.node(op_type, operands, attributes=attributes)
+        nodes.append(node)
+        node.outputs[0].name = f"{name}_{len(nodes)}"
+        return node.outputs[0]
+
+    def integers(*numbers: int) -> ir.Value:
+        return add("Constant", value=ir.tensor(np.array(numbers, np.int64)))
+
+    parts, columns = shape
+    rows = values[x]
+    if kernel.part is None or kernel.part * parts != kernel.rows.factor:
+        rows = add("Reshape", rows, integers(-1, columns))
+        count = add("Shape", rows, start=0, end=1)
+        part = add("Div", add("Add", count, integers(parts - 1)), integers(parts))
+        left = add("Sub", add("Mul", part, integers(parts)), count)
+        rows = add("Pad", rows, add("Concat", integers(0, 0), left, integers(0), axis=0))
+    cut = add("Reshape", rows, integers(parts, -1, columns))
+    values[output] = add("ReduceSum", cut, integers(1), keepdims=0)
+    return nodes
 
 
 def _constant(value: ir.Value, name: str) -> ir.Node:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
 
-__all__ = ["part_of", "summed_axes"]
+__all__ = ["parts_of", "summed_axes"]
 
 _LEAST, _MOST, _PARTS = 16, 128, 64
 _LEAST_WHOLE, _PARTS_WHOLE = 4, 512
@@ -25,18 +26,23 @@ def summed_axes(node: ir.Node) -> int | None:
     return len(found) if found == list(range(len(found))) and len(found) < rank else None
 
 
-def part_of(rows: int, *, whole: bool) -> int | None:
-    """Find the number of rows that one program sums: a divisor of all rows, or None if no divisor is good.
+def parts_of(rows: Size, *, whole: bool) -> int:
+    """Find the number of parts of the rows, each of which one program sums.
 
     It depends on these arguments alone, so results are the same on every device. A second kernel adds the partial sums.
-    They are enough to keep a device busy, and few enough for one program to add.
+    They are enough to keep a device busy, and few enough for one program to add. The parts are equal if there is a good
+    divisor of the rows.
 
     Args:
         rows: the number of all rows.
         whole: whether a program holds whole rows. Otherwise there are programs for each block of columns, too.
     """
-    if rows <= (_LEAST_WHOLE if whole else _MOST):
-        return rows
-    most, least = (rows // _PARTS_WHOLE, _LEAST_WHOLE) if whole else (max(_MOST, rows // _PARTS), _LEAST)
-    found = next((part for part in range(max(most, 2 * least), least - 1, -1) if rows % part == 0), None)
-    return found if found is not None and rows // found <= _MOST_PARTS else None
+    if rows.symbols:
+        return _PARTS_WHOLE if whole else _PARTS
+    count = rows.factor
+    if count <= (_LEAST_WHOLE if whole else _MOST):
+        return 1
+    most, least = (count // _PARTS_WHOLE, _LEAST_WHOLE) if whole else (max(_MOST, count // _PARTS), _LEAST)
+    most = max(most, 2 * least)
+    found = next((part for part in range(most, least - 1, -1) if count % part == 0), most)
+    return -(-count // (found if count // found <= _MOST_PARTS else most))

@@ -11,7 +11,7 @@ from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.analysis.host_values import is_host_number
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered, needs_kernel
-from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
+from ort_dynamo.passes.onnx.fused_kernels.column_sums import parts_of, summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.kernel import (
     ColumnSum,
     Counter,
@@ -124,7 +124,7 @@ class _Lowering:
     """Follows each output back to the loads, with the loops that run along its axes."""
 
     def __init__(self, group: Group, shapes: Shapes, loops: Sequence[Size], columns: int, in_parts: bool) -> None:
-        self._part, self._in_parts = 0, in_parts
+        self._parts, self._in_parts = 0, in_parts
         self._group, self._shapes, self._loops, self._columns = group, shapes, tuple(loops), columns
         self._inside: Collection[ir.Node] = frozenset(group.nodes)
         self._places = {value: index for index, value in enumerate(group.inputs)}
@@ -143,8 +143,8 @@ class _Lowering:
             stores.append(Store(self._step(output, layout), self._shapes(output), strides))
         inputs, outputs = (tuple(map(_dtype, values)) for values in (self._group.inputs, self._group.outputs))
         steps = tuple(self._steps.steps)
-        kernel = Kernel(self._loops, self._columns, inputs, steps, outputs, tuple(stores), self._part)
-        if kernel.part and kernel.is_long:
+        kernel = Kernel(self._loops, self._columns, inputs, steps, outputs, tuple(stores), self._parts)
+        if kernel.parts and kernel.is_long:
             raise CannotFuseError("the rows are too long to be summed in parts")
         if kernel.stops and (kernel.columns or any(isinstance(s, Load) and (s.only or s.places) for s in steps)):
             raise CannotFuseError("a kernel with a stop reduces rows, or loads conditionally or by an index")
@@ -162,17 +162,15 @@ class _Lowering:
         x = node.inputs[0]
         assert x is not None
         rows, columns = product(self._loops[: -self._columns]), product(self._loops[-self._columns :])
-        if product(self._shapes(x)) != product(self._loops) or rows.symbols or columns.symbols:
-            raise CannotFuseError("the rows of a sum are symbolic or are not the rows of the kernel")
+        if product(self._shapes(x)) != product(self._loops) or columns.symbols:
+            raise CannotFuseError("the rows of a sum are not the rows of the kernel, or its columns are symbolic")
         every = range(len(self._loops))
         layout = regrouped(self._loops, every, self._shapes(x))
         if [loop for axis in layout[summed_axes(node) :] for loop in axis] != list(every[-self._columns :]):
             raise CannotFuseError("the columns of a sum are not the columns of the kernel")
         whole = any(reduced_axes(one) is not None for one in self._group.nodes)
-        self._part = (part_of(rows.factor, whole=whole) or 0) if self._in_parts else rows.factor
-        if not self._part:
-            raise CannotFuseError("the rows cannot be divided into equal parts")
-        return self._step(x, layout), rows.factor // self._part
+        self._parts = parts_of(rows, whole=whole) if self._in_parts else 1
+        return self._step(x, layout), self._parts
 
     def _total(self, node: ir.Node, layout: Layout, only: Only) -> int:
         """Return the step of a sum over rows that other nodes of the group read."""

@@ -12,7 +12,7 @@ from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.analysis.host_values import host_nodes, is_host_number, is_of_sizes
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes, needs_kernel
-from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
+from ort_dynamo.passes.onnx.fused_kernels.column_sums import summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import has_known_shape
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG, product
@@ -134,9 +134,9 @@ class _Search:
             if x is None or self._sizes.find(x) is None:
                 return False
             rows, columns = product(self._sizes(x)[:leading]), product(self._sizes(x)[leading:])
-            if rows.symbols or columns.symbols or columns.factor < 2 or not rows.factor:
+            if columns.symbols or columns.factor < 2 or not rows.factor:
                 return False
-            if part_of(rows.factor, whole=False) is None if self._in_parts else node not in self._finishing:
+            if not self._in_parts and node not in self._finishing:
                 return False
             values = [x, node.outputs[0]]
         elif node.op_type in ("GatherElements", "ScatterElements") and not node.domain:

@@ -197,7 +197,8 @@ class Kernel:
         steps: the steps in order; each refers to earlier ones.
         outputs: the element type of each output.
         stores: the store of each output.
-        part: the number of consecutive rows that a column sum adds, a divisor of all rows; 0 without such sums.
+        parts: the number of parts of the rows, for each of which a column sum has one result; 0 without such sums. Each
+            part has ceil(rows / parts) consecutive rows, but the last ones, which have fewer, or none.
         symbols: for each symbol, (index of an input, axis) with its size; with ITSELF for an axis, of a number.
     """
 
@@ -207,13 +208,23 @@ class Kernel:
     steps: tuple[Step, ...]
     outputs: tuple[ir.DataType, ...]
     stores: tuple[Store | ColumnSum, ...]
-    part: int = 0
+    parts: int = 0
     symbols: tuple[tuple[int, int], ...] = ()
 
     @property
     def count(self) -> Size:
         """Points of all loops."""
         return product(self.loops)
+
+    @property
+    def rows(self) -> Size:
+        """Points of the loops over rows."""
+        return product(self.row_loops)
+
+    @property
+    def part(self) -> int | None:
+        """Rows of each part but the last ones; None if a symbol decides it."""
+        return None if self.rows.symbols else -(-self.rows.factor // self.parts)
 
     @property
     def has_row_numbers(self) -> bool:

@@ -104,24 +104,24 @@ class Rows:
     @property
     def rows(self) -> int:
         """Rows of a tile."""
-        most = 1 << (self.kernel.part - 1).bit_length() if self.kernel.part else _ELEMENTS
+        part = self.kernel.part if self.kernel.parts else None
+        most = _ELEMENTS if part is None else 1 << (part - 1).bit_length()
         return min(most, max(1, (_SUM_ELEMENTS if self._sums_all else _ELEMENTS) // self.block))
 
     @property
     def _sums_all(self) -> bool:
         """True if each program adds up all rows, so that there are few programs."""
-        rows = product(self.kernel.row_loops)
-        return not self.kernel.has_row_numbers and bool(self.kernel.part) and rows == Size(self.kernel.part)
+        return not self.kernel.has_row_numbers and self.kernel.parts == 1
 
     @property
     def count(self) -> Size:
-        """The rows that programs share; tiles side by side count as rows."""
-        return product(self.kernel.row_loops) * Size(self.blocks)
+        """The rows, or parts of them, that programs share; tiles side by side count as further ones."""
+        return (Size(self.kernel.parts) if self.kernel.parts else self.kernel.rows) * Size(self.blocks)
 
     @property
     def per_program(self) -> int:
-        """Rows that each program computes."""
-        return self.kernel.part or self.rows
+        """Rows that each program computes, or parts of them."""
+        return 1 if self.kernel.parts else self.rows
 
     @property
     def num_warps(self) -> int:
@@ -143,24 +143,35 @@ class Rows:
         yield f"c = {columns}"
         if not self.is_whole:
             yield f"columns = c < {self.columns}"
-        if not self.kernel.part:
+        if not self.kernel.parts:
             yield f"r = {program} * {self.rows} + {rows}"
-            yield f"rows = r < {written_size(product(self.kernel.row_loops))}"
+            yield f"rows = r < {written_size(self.kernel.rows)}"
         else:
             yield f"part = {program}"
             for name, step in self.accumulators():
                 yield f"{name} = tl.zeros([{self.rows}, {self.block}], {DTYPES[self.kernel.steps[step].dtype]})"
-            yield f"for first in range(0, {self.kernel.part}, {self.rows}):"
-            yield f"    within = first + {rows}"
-            yield f"    r = part * {self.kernel.part} + within"
-            yield f"    rows = within < {self.kernel.part}"
+            yield from self._rows_of_part(rows)
         if not self.is_whole:
             yield f"{self.indent}mask = rows & columns"
+
+    def _rows_of_part(self, rows: str) -> Iterator[str]:
+        """Yield the loop over the rows of a part, tile by tile."""
+        kernel, size = self.kernel, str(self.kernel.part)
+        if kernel.part is None:
+            size = "size"
+            yield f"size = ({written_size(kernel.rows)} + {kernel.parts - 1}) // {kernel.parts}"
+        inside = f"within < {size}"
+        if kernel.part is None or kernel.part * kernel.parts != kernel.rows.factor:
+            inside = f"({inside}) & (r < {written_size(kernel.rows)})"
+        yield f"for first in range(0, {size}, {self.rows}):"
+        yield f"    within = first + {rows}"
+        yield f"    r = part * {size} + within"
+        yield f"    rows = {inside}"
 
     @property
     def indent(self) -> str:
         """The indentation of the steps."""
-        return "    " if self.kernel.part else ""
+        return "    " if self.kernel.parts else ""
 
     def sums(self) -> Iterator[tuple[int, ColumnSum]]:
         """Yield the column sums, by the index of their output."""
@@ -246,7 +257,7 @@ class LongRows(Rows):
     def head(self) -> Iterator[str]:
         """Yield the lines before the steps."""
         yield f"r = {_program(self.kernel)} + tl.arange(0, 1)[:, None]"
-        yield f"rows = r < {written_size(product(self.kernel.row_loops))}"
+        yield f"rows = r < {written_size(self.kernel.rows)}"
 
     def walk(self) -> Iterator[str]:
         """Yield the head of a loop along the row."""

@@ -38,7 +38,7 @@ class GraphMaker:
         self._inputs: list[str] = []
         self._values: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._count = 0
-        self._rows = _SYMBOLIC_ROWS if symbolic else self._random.choice([1, 3, 8, 20, 160])
+        self._rows = _SYMBOLIC_ROWS if symbolic else self._random.choice([1, 3, 8, 20, 149, 160])
         self._inner = self._random.choice([1, 4, 6])
         self._columns = self._random.choice([1, 2, 7, 16, 48])
         self._symbolic = symbolic

@@ -109,8 +109,11 @@ def computed(kernel: Kernel, inputs: Sequence[Array], symbols: Sequence[int]) ->
     outputs = []
     for dtype, store in zip(kernel.outputs, kernel.stores, strict=True):
         if isinstance(store, ColumnSum):
-            full = np.broadcast_to(values[store.step], loops).reshape(-1, kernel.part, math.prod(loops[columns[0] :]))
-            outputs.append(full.sum(1).astype(dtype.numpy()).reshape(-1))
+            full = np.broadcast_to(values[store.step], loops).reshape(-1, math.prod(loops[columns[0] :]))
+            part = -(-len(full) // kernel.parts)
+            full = np.pad(full, ((0, part * kernel.parts - len(full)), (0, 0)))
+            sums = full.reshape(kernel.parts, part, full.shape[1]).sum(1)
+            outputs.append(sums.astype(dtype.numpy()).reshape(-1))
             continue
         places = offsets(store.strides)
         result = np.empty(places.size, dtype.numpy())

@@ -40,7 +40,7 @@ STATISTICS = """g (bfloat16[ROWS,COLUMNS] x, float[COLUMNS] w, float[COLUMNS] ol
 """A batch norm: two sums, numbers of the columns, and the rows that they scale."""
 
 
-def statistics(rows: int, columns: int) -> onnx.ModelProto:
+def statistics(rows: int | str, columns: int) -> onnx.ModelProto:
     text = STATISTICS.replace("ROWS", str(rows)).replace("COLUMNS", str(columns))
     return onnx.parser.parse_model(HEADER + text)
 
@@ -51,8 +51,8 @@ def totals(model: ir.Model) -> list[int]:
     return sorted(count for count in counts if count)
 
 
-def assert_computes_the_same(plain: onnx.ModelProto, model: ir.Model) -> None:
-    inputs = inputs_of(plain, 0, {})
+def assert_computes_the_same(plain: onnx.ModelProto, model: ir.Model, rows: int = 5) -> None:
+    inputs = inputs_of(plain, 0, {"N": rows})
     expected = with_kernels(ir.from_proto(plain), inputs, body=True)
     for body in (False, True):
         found = with_kernels(model, inputs, body=body)
@@ -63,15 +63,31 @@ def assert_computes_the_same(plain: onnx.ModelProto, model: ir.Model) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "columns", "kernels"),
-    [(24, 40, 2), (4096, 96, 3), (4096, 64, 3), (64, 64, 2), (4096, 100, 3), (2048, 16, 3)],
+    [
+        *((24, 40, 2), (4096, 96, 3), (4096, 64, 3), (64, 64, 2), (4096, 100, 3), (2048, 16, 3)),
+        *((131, 40, 3), (4099, 96, 3), ("N", 64, 3), ("N", 40, 3)),
+    ],
 )
-def test_statistics_are_part_of_the_kernel_that_adds_up(rows: int, columns: int, kernels: int) -> None:
+def test_statistics_are_part_of_the_kernel_that_adds_up(rows: int | str, columns: int, kernels: int) -> None:
     """Few rows are added and normalized by two kernels; many need one more, which adds up the parts."""
     plain = statistics(rows, columns)
     model = fused(plain)
     assert Counter(node.domain for node in model.graph) == {DOMAIN: kernels}
     assert totals(model) == [2]
-    assert_computes_the_same(plain, model)
+    for number in (1, 63, 64, 65, 300) if rows == "N" else (0,):
+        assert_computes_the_same(plain, model, number)
+
+
+def test_a_norm_of_rows_whose_number_varies_and_its_sums_are_one_kernel() -> None:
+    text = """g (float[N,M,48] x) => (float[N,M,48] y, float[48] s) <int64[2] rows = {0, 1}> {
+      y = Softmax<axis=-1>(x)
+      s = ReduceSum<keepdims=0>(y, rows)
+    }"""
+    plain = onnx.parser.parse_model(HEADER + text)
+    model = fused(plain)
+    assert [node.domain for node in model.graph] == [DOMAIN, DOMAIN]
+    for number in (1, 3, 600):
+        assert_computes_the_same(plain, model, number)
 
 
 def test_a_sum_that_is_a_result_as_well() -> None:
@@ -119,7 +135,7 @@ def test_sums_of_a_sums_rows_stay_apart() -> None:
 def generated(seed: int) -> onnx.ModelProto | None:
     """Sums of functions of a tensor, arithmetic of them in any order, and rows that read some of it."""
     random = np.random.default_rng(seed)
-    rows, columns = int(random.choice([6, 64, 100, 128, 1024, 4096])), int(random.choice([2, 24, 64, 100, 128]))
+    rows, columns = int(random.choice([6, 64, 100, 128, 1021, 1024, 4096])), int(random.choice([2, 24, 64, 100, 128]))
     unary, binary = ("Neg", "Abs", "Relu"), ("Add", "Sub", "Max")
     lines: list[str] = []
     wide, narrow = ["x"], ["w"]
@@ -143,7 +159,7 @@ def generated(seed: int) -> onnx.ModelProto | None:
             add(narrow, one(unary), one(narrow))
         else:
             add(narrow, one(binary), one(narrow), one(narrow))
-    shape = f"float[{rows},{columns}]"
+    shape = f"float[{'N' if seed % 3 == 0 else rows},{columns}]"
     results = [
         *(f"{shape} {name}" for name in wide[1:][-1:]),
         *(f"float[{columns}] {name}" for name in narrow[1:][-3:]),
@@ -158,7 +174,9 @@ def generated(seed: int) -> onnx.ModelProto | None:
 @pytest.mark.parametrize("seed", range(40))
 def test_generated_statistics(seed: int) -> None:
     if (plain := generated(seed)) is not None:
-        assert_computes_the_same(plain, fused(plain))
+        model = fused(plain)
+        for rows in (1, 200) if seed % 3 == 0 else (0,):
+            assert_computes_the_same(plain, model, rows)
 
 
 def test_generated_statistics_have_totals() -> None:

@@ -71,22 +71,23 @@ def test_the_kernels_of_a_cross_entropy(text: str, width: int, odd: float) -> No
     assert assert_interpreted(fused(plain), inputs) == 1
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(24, 40), (4096, 96), (512, 100), (64, 64)])
-def test_the_kernels_of_statistics(rows: int, columns: int) -> None:
+@pytest.mark.parametrize(("rows", "columns"), [(24, 40), (4096, 96), (512, 100), (64, 64), (131, 40), ("N", 100)])
+def test_the_kernels_of_statistics(rows: int | str, columns: int) -> None:
     plain = statistics(rows, columns)
-    assert assert_interpreted(fused(plain), inputs_of(plain, 0, {})) >= 2
+    for number in (1, 130) if rows == "N" else (0,):
+        assert assert_interpreted(fused(plain), inputs_of(plain, 0, {"N": number})) >= 2
 
 
 @pytest.mark.parametrize("seed", range(16))
 def test_the_kernels_of_generated_statistics(seed: int) -> None:
     if (plain := generated(seed)) is not None:
-        assert_interpreted(fused(plain), inputs_of(plain, seed, {}))
+        assert_interpreted(fused(plain), inputs_of(plain, seed, {"N": 70}))
 
 
 def test_a_kernel_of_each_kind_compiles_for_a_device_and_spills_nothing() -> None:
     texts = [JOINED, *(text.replace("WIDTH", str(width)) for text in (LOSS, GRADIENT) for width in (50, 20000))]
     ops = {op.name: op for text in texts for op in fused_ops(fused(text))}
-    ops |= {op.name: op for op in fused_ops(fused(statistics(4096, 96)))}
+    ops |= {op.name: op for rows in (4096, "N") for op in fused_ops(fused(statistics(rows, 96)))}
     ops |= {op.name: op for seed in range(4) for op in fused_ops(fused(GraphMaker(seed, symbolic=True).model()))}
     assert len(ops) > 8
     for name, found in compile_kernels([*ops.values()], (9, 0)).items():

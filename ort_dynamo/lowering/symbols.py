@@ -62,6 +62,15 @@ def factors(size: int | torch.SymInt) -> list[int | torch.SymInt]:
 _OF_SIZES = (sympy.Add, sympy.Mul, sympy_functions.CleanDiv, sympy_functions.FloorDiv)
 """Expressions that slices and reshapes make of sizes, and that have an ONNX form."""
 
+_FLOATS_OF_SIZES = (
+    sympy.Add,
+    sympy.Mul,
+    sympy_functions.FloatTrueDiv,
+    sympy_functions.IntTrueDiv,
+    sympy_functions.ToFloat,
+)
+"""Those that are floats, such as the share of one row in a mean."""
+
 
 class Symbols:
     """Knows, for each size expression that some graph input carries, how to read it.
@@ -146,10 +155,11 @@ class Symbols:
         raise _unknown(expr)
 
     def _is_of_shapes(self, expr: sympy.Expr) -> bool:
-        """Check whether a number is a dimension of the graph's inputs, or a sum, product or floor of such."""
-        if expr in self._readers or expr.is_Integer:
+        """Check whether a number is a dimension of the graph's inputs, or a sum, product or quotient of such."""
+        if expr in self._readers or expr.is_Number:
             return True
-        return isinstance(expr, _OF_SIZES) and bool(expr.is_integer) and all(map(self._is_of_shapes, expr.args))
+        made = _OF_SIZES if expr.is_integer else _FLOATS_OF_SIZES
+        return isinstance(expr, made) and all(map(self._is_of_shapes, expr.args))
 
     def _build_float(self, expr: sympy.Expr) -> ir.Value:
         """Compute Python's float arithmetic on sizes, such as the divisor of a variance, in float64."""

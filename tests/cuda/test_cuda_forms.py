@@ -24,10 +24,13 @@ from opinfo_samples import DTYPES, check_sample, operators, samples_of
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
+from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils._pytree import tree_map
 
 from bench.workloads import WORKLOADS, build
 from ort_dynamo.passes.fx.torch_graph import place_whole_kernels
+from ort_dynamo.passes.fx.torch_graph.permute_images import PermuteImages
 from ort_dynamo.runtime.installed.providers import find_target
 from ort_dynamo.testing import TOLERANCES, Tolerance, assert_close, eager_reasons
 
@@ -112,6 +115,50 @@ def test_a_model_trains_as_in_eager(place: str, name: str, dtype: str) -> None:
     if place == "onnxruntime":
         assert found.operators.total() > 30
     assert bool(found.kernels) == (place == "fused kernels" and bool(found.operators))
+
+
+def of_rows(batch: Any, count: int) -> Any:
+    """A batch of so many rows, each other than the rest; their number is a symbol to the next compile."""
+
+    def changed(x: Tensor) -> Tensor:
+        rows = torch.cat([x] * count)[:count]
+        rows = rows + torch.randn_like(rows) if x.is_floating_point() else rows.roll(1, -1)
+        torch._dynamo.mark_dynamic(rows, 0)
+        return rows
+
+    return tree_map(changed, batch)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "resnet", "vit"])
+def test_one_graph_of_fused_kernels_trains_on_batches_of_several_sizes(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    permuted: list[bool] = []
+    call = PermuteImages.call
+
+    def noted(self: PermuteImages, gm: GraphModule) -> PassResult:
+        permuted.append((result := call(self, gm)).modified)
+        return result
+
+    monkeypatch.setattr(PermuteImages, "call", noted)
+    workload, of = build(name, "tiny"), getattr(torch, dtype)
+    subject, ours, exact = (copy.deepcopy(workload.module) for _ in range(3))
+    exact.double()
+    with cuda_forms(fused=True) as found:
+        run = torch.compile(ours, backend="ort_train", fullgraph=True)
+        for count in (6, 11, 4):
+            batch = of_rows(workload.batch, count)
+            eager = trained(subject, subject, batch, of, 1)
+            right = trained(exact, exact, doubled(batch), steps=1)
+            with torch.compiler.set_stance("default" if count == 6 else "fail_on_recompile"):
+                assert_as_near(trained(run, ours, batch, of, 1), eager, right, of)
+            for one in (subject, ours):
+                one.load_state_dict(exact.state_dict())
+    assert found.kernels
+    assert not found.lacking
+    assert not found.left_to_cpu
+    assert any(permuted) == (name in ("resnet", "vit"))
 
 
 def layers() -> dict[str, nn.Module]:

@@ -15,6 +15,7 @@ data.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ import torch
 from torch.fx import Node
 
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
+from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, present
 
 __all__ = ["FORWARD", "GRADIENTS", "Gradients", "Normalized", "gradients_of", "normalized"]
@@ -105,6 +107,17 @@ class _Builder:
     def to(self, value: Node, dtype: torch.dtype) -> Node:
         return value if value.meta["val"].dtype == dtype else self(aten._to_copy.default, value, dtype=dtype)
 
+    def rows(self, image: Node) -> int | Node:
+        """Return the number of positions of an image, channels last; a node that holds it if the batch is symbolic."""
+        found = SizeNodes(self._graph, self._meta).number(math.prod(image.meta["val"].shape[:-1]))
+        assert found is not None
+        return found
+
+    def number(self, function: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
+        """Apply a function of numbers; the result is a node if one of them is."""
+        is_known = not any(isinstance(one, Node) for one in (first, second))
+        return function(first, second) if is_known else self(function, first, second)
+
     def sum(self, value: Node) -> Node:
         """Over all axes but the last."""
         return self(aten.sum.dim_IntList, value, [*range(value.meta["val"].dim() - 1)])
@@ -115,19 +128,20 @@ def normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
 
     Args:
         node: calls an operator of FORWARD, and trains.
-        image: the image to normalize, channels last; contiguous, of known sizes, with several positions.
+        image: the image to normalize, channels last; contiguous, with several positions. Its batch may be symbolic.
         meta: the metadata of the calls.
     """
     add, places = _Builder(node, meta), FORWARD[node.target]  # type: ignore[index]
     _, weight, bias, *_ = node.args
     momentum, eps = node.args[places.momentum : places.momentum + 2]
     fake = image.meta["val"]
-    rows, wide = math.prod(fake.shape[:-1]), _wide(fake.dtype)
+    rows, wide = add.rows(image), _wide(fake.dtype)
+    share = add.number(operator.truediv, 1, rows)
     x = add.to(image, wide)
     shift = _shift(add, image, wide)
     less = add(aten.sub.Tensor, x, shift)
-    first = add(aten.mul.Tensor, add.sum(less), 1 / rows)
-    second = add(aten.mul.Tensor, add.sum(add(aten.mul.Tensor, less, less)), 1 / rows)
+    first = add(aten.mul.Tensor, add.sum(less), share)
+    second = add(aten.mul.Tensor, add.sum(add(aten.mul.Tensor, less, less)), share)
     mean = add(aten.add.Tensor, shift, first)
     variance = add(aten.relu.default, add(aten.sub.Tensor, second, add(aten.mul.Tensor, first, first)))
     deviation = add(aten.rsqrt.default, add(aten.add.Tensor, variance, eps))
@@ -137,7 +151,8 @@ def normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
     running = None
     if places.running is not None:
         old = node.args[places.running : places.running + 2]
-        new = (mean, add(aten.mul.Tensor, variance, rows / (rows - 1)))
+        unbiased = add.number(operator.truediv, rows, add.number(operator.sub, rows, 1))
+        new = (mean, add(aten.mul.Tensor, variance, unbiased))
         running = tuple(_moved(add, *both, momentum) for both in zip(old, new, strict=True))
     return Normalized(add.to(result, fake.dtype), mean, deviation, running)  # type: ignore[arg-type]
 
@@ -145,7 +160,12 @@ def normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
 def _shift(add: _Builder, image: Node, wide: torch.dtype) -> Node:
     """Return the mean of the first image, or for a half type of its first positions."""
     fake = image.meta["val"]
-    rows, count = math.prod(fake.shape[:-1]), math.prod(fake.shape[1:-1])
+    count = math.prod(fake.shape[1:-1])
+    rows = count
+    if isinstance(fake.shape[0], int):
+        rows *= fake.shape[0]
+    else:
+        image = add(aten.slice.Tensor, image, 0, 0, 1)
     if fake.dtype in _HALF:
         count = next(one for one in range(min(count, _SHIFT_ROWS), 0, -1) if rows % one == 0)
     flat = add(aten.view.default, image, [rows, fake.shape[-1]])
@@ -170,7 +190,7 @@ def gradients_of(
     Args:
         node: a call of an operator of GRADIENTS, in training mode.
         gradient: the gradient of the normalized image, in channels_last.
-        image: the image in channels_last, of static sizes.
+        image: the image in channels_last; its batch may be symbolic.
         mean: the mean of each channel.
         deviation: one over the deviation, with eps.
         meta: the metadata of the calls.
@@ -178,7 +198,7 @@ def gradients_of(
     add = _Builder(node, meta)
     weight, wanted = node.args[2], node.args[9]
     fake = image.meta["val"]
-    rows, wide = math.prod(fake.shape[:-1]), _wide(fake.dtype)
+    wide = _wide(fake.dtype)
     mean, deviation, g, x = (add.to(one, wide) for one in (mean, deviation, gradient, image))
     scaled = add(aten.mul.Tensor, add(aten.sub.Tensor, x, mean), deviation)
     total, along = add.sum(g), add.sum(add(aten.mul.Tensor, g, scaled))
@@ -187,7 +207,8 @@ def gradients_of(
     if given[0]:
         # Compute on whole activations, so that no kernel is for the channels alone.
         share = add(aten.add.Tensor, add(aten.mul.Tensor, scaled, along), total)
-        left = add(aten.sub.Tensor, g, add(aten.mul.Tensor, share, 1 / rows))
+        mean_of_share = add(aten.mul.Tensor, share, add.number(operator.truediv, 1, add.rows(image)))
+        left = add(aten.sub.Tensor, g, mean_of_share)
         left = add(aten.mul.Tensor, left, deviation)
         left = left if weight is None else add(aten.mul.Tensor, left, add.to(weight, wide))  # type: ignore[arg-type]
         of_image = add.to(left, fake.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from ort_dynamo.torch_internals.kernels.kernel_layouts import CONVOLUTIONS
 from ort_dynamo.torch_internals.kernels.operators import aten
 from ort_dynamo.torch_internals.kernels.precision import convolves_in_tf32
 from ort_dynamo.torch_internals.kernels.view_operators import ALIASES, RESHAPES
+from ort_dynamo.torch_internals.sizes.symbols import known_true
 
 __all__ = [
     "CAST_ARGUMENTS",
@@ -21,6 +24,7 @@ __all__ = [
     "POOLS",
     "SUMS",
     "VIEWS",
+    "are_equal",
     "channels_last",
     "is_back",
     "is_known",
@@ -73,8 +77,14 @@ def channels_last(rank: int) -> tuple[int, ...]:
 
 
 def is_known(fake: torch.Tensor) -> bool:
-    """Check whether sizes and strides are static, and the tensor is not empty."""
-    return all(isinstance(size, int) for size in (*fake.shape, *fake.stride())) and fake.numel() > 0
+    """Check whether strides, and sizes but the first one, are static, and the tensor is not empty."""
+    is_static = all(isinstance(size, int) for size in (*fake.shape[1:], *fake.stride()))
+    return is_static and known_true(fake.numel() > 0)
+
+
+def are_equal(first: Sequence[int | torch.SymInt], second: Sequence[int | torch.SymInt]) -> bool:
+    """Check whether two shapes are known to be equal. Installs no guard."""
+    return len(first) == len(second) and all(known_true(one == other) for one, other in zip(first, second, strict=True))
 
 
 def is_permuted(node: Node) -> bool:
@@ -85,10 +95,15 @@ def is_permuted(node: Node) -> bool:
     if not all(isinstance(one, torch.Tensor) for one in operands):
         return False
     images = [one for one in operands if one.dim() == 4]
-    if not images or not all(map(is_known, operands)):
+    if not images or not all(map(is_known, operands)) or any(isinstance(size, torch.SymInt) for size in _weight(node)):
         return False
     dtype = images[0].dtype
     return dtype in (torch.bfloat16, torch.float16) or (dtype == torch.float32 and convolves_in_tf32())
+
+
+def _weight(convolution: Node) -> torch.Size:
+    weight: Any = convolution.args[1 if convolution.target is CONVOLUTIONS[0] else 2]
+    return weight.meta["val"].shape
 
 
 def is_back(node: Node) -> bool:
@@ -109,13 +124,12 @@ def is_of_channels(node: Node) -> bool:
     source: Any = node.args[0]
     given, result = source.meta["val"], node.meta["val"]
     is_image = given.dim() == result.dim() == 4 and is_known(given) and is_known(result)
-    return is_image and tuple(given.shape[2:]) == (1, 1) and tuple(given.shape[:2]) == tuple(result.shape[:2])
+    return is_image and tuple(given.shape[2:]) == (1, 1) and are_equal(given.shape[:2], result.shape[:2])
 
 
 def is_normalized(fake: torch.Tensor) -> bool:
     """Check whether a batch norm of an image becomes sums: it has several channels and positions."""
-    rows = fake.numel() // fake.shape[1] if is_known(fake) else 0
-    return rows > 1 and fake.shape[1] > 1
+    return is_known(fake) and fake.shape[1] > 1 and known_true(math.prod((fake.shape[0], *fake.shape[2:])) > 1)
 
 
 def viewed(node: Node, inner: Node) -> tuple[Any, tuple[Any, ...], bool] | None:
@@ -139,9 +153,9 @@ def viewed(node: Node, inner: Node) -> tuple[Any, tuple[Any, ...], bool] | None:
     if node.target is aten.slice.Tensor:
         axis, *rest = node.args[1:] or (0,)
         return node.target, (inner, order.index(int(axis) % rank), *rest), True  # type: ignore[arg-type]
-    if node.target in RESHAPES and all(isinstance(size, int) for size in shape):
+    if node.target in RESHAPES and all(isinstance(size, int) for size in shape[1:]):
         whole = source.meta["val"].shape
         is_contiguous = has_strides(inner.meta["val"], range(rank))
-        if tuple(shape[:2]) == tuple(whole[:2]) and is_contiguous:
-            return aten.view.default, (inner, [shape[0], *shape[2:], shape[1]]), True
+        if are_equal(shape[:2], whole[:2]) and is_contiguous:
+            return aten.view.default, (inner, [-1, *shape[2:], shape[1]]), True
     return None

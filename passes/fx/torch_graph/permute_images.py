@@ -22,6 +22,7 @@ from ort_dynamo.passes.fx.torch_graph.images import (
     POINTWISE,
     POOLS,
     SUMS,
+    are_equal,
     channels_last,
     is_back,
     is_normalized,
@@ -50,7 +51,7 @@ class PermuteImages(PassBase):
     positions and arithmetic (`batch_norm_sums.py`), for fused kernels. An operator without a channels_last form reads a
     contiguous copy.
 
-    The pass handles half dtypes, float32 if cuDNN may use TF32, and static sizes.
+    The pass handles half dtypes, float32 if cuDNN may use TF32, and static sizes, except for the batch.
     """
 
     name: str = "permute_images"
@@ -182,7 +183,7 @@ class _Images(ImageNodes):
         if not (is_pointwise(node) or node.target in POINTWISE):
             return False
         tensors = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
-        if not any(one in self._inner and one.meta["val"].shape == value.shape for one in tensors):
+        if not any(one in self._inner and are_equal(one.meta["val"].shape, value.shape) for one in tensors):
             return False
         if any(one.meta["val"].dim() > value.dim() for one in tensors) or len(tensors) != len(node.all_input_nodes):
             return False
@@ -297,10 +298,10 @@ class _Images(ImageNodes):
         """Expand one scalar per channel to all positions, such as the gradient of a mean over positions."""
         if not is_of_channels(node):
             return False
-        source: Any = node.args[0]
-        rank = source.meta["val"].dim()
+        args: Any = node.args
+        source, sizes = args[:2]
         permuted = self._permuted(source, node)
-        sizes = [node.meta["val"].shape[axis] for axis in channels_last(rank)]
+        sizes = [sizes[axis] for axis in channels_last(len(sizes))]
         self._give(node, self._add(node, aten.expand.default, permuted, sizes))
         return True
 

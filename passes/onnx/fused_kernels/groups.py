@@ -289,9 +289,12 @@ class _Search:
         )
 
     def _cost(self, value: ir.Value) -> int:
-        """About the bytes of reading a value, and of writing it if kernels alone read it; a symbol is a thousand."""
+        """About the bytes of reading a value, and of writing it if kernels alone read it; a symbol is a thousand.
+
+        A number on the host is an argument of a launch, which is free.
+        """
         shape, node = self._sizes.find(value), value.producer()
-        if shape is None or value.dtype is None:
+        if shape is None or value.dtype is None or is_host_number(value):
             return 0
         is_there = node is None or value in self._kept or node not in self._position or self._of[node].points is None
         is_there = is_there or any(self._of[reader].points is None for reader, _ in value.uses() if reader in self._of)

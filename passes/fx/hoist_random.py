@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.kernels.dropout_mask import DROPOUT_MASK
 from ort_dynamo.torch_internals.kernels.operators import aten, prims
+from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.torch_internals.sizes.symbols import is_unbacked
 
 __all__ = ["HoistRandom", "is_random_op"]
 
@@ -114,6 +117,16 @@ def _mark(node: Node) -> Node:
     return node
 
 
+def _carriers(node: Node) -> Iterator[Node]:
+    """Yield the nodes from which the sizes around a random op may be read: no tangent, on which no forward depends."""
+    fakes = tree_leaves([one.meta.get("val") for one in (node, *node.all_input_nodes)])
+    by_data = is_unbacked(*(size for fake in fakes if isinstance(fake, torch.Tensor) for size in fake.shape))
+    before = takewhile(lambda one: one is not node, node.graph.nodes)
+    for one in before if by_data else node.graph.find_nodes(op="placeholder"):
+        if one.op != "placeholder" or "tangents" not in one.name:
+            yield one
+
+
 _INHERITED = ("stack_trace", "nn_module_stack", "seq_nr", HALF, RECOMPUTE, "ac_graph_id")
 """Meta keys that new nodes copy from the random op they replace: those of torch and torch.utils.checkpoint."""
 
@@ -126,7 +139,7 @@ class _Rewriter:
         self._graph = gm.graph
         self._node = node
         self._meta = {key: node.meta[key] for key in _INHERITED if key in node.meta}
-        self._sizes = SizeNodes(gm.graph, self._meta, node.all_input_nodes)
+        self._sizes = SizeNodes(gm.graph, self._meta, _carriers(node))
 
     def split_dropout(self) -> None:
         node = self._node

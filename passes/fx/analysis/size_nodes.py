@@ -1,4 +1,4 @@
-"""Nodes that hold a graph's symbolic sizes, computed from the sizes of its placeholders and of given nodes."""
+"""Nodes that hold a graph's symbolic sizes, computed from the sizes of its placeholders or of given nodes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,25 @@ class SizeNodes:
     Args:
         graph: a graph that has all its placeholders, with fake values in meta["val"].
         meta: more metadata for the nodes made here.
-        more: nodes before the place of insertion whose sizes may depend on data, such as a tensor of unbacked size.
+        carriers: nodes before the place of insertion, from which sizes are read; by default the placeholders.
     """
 
-    def __init__(self, graph: Graph, meta: Mapping[str, Any] | None = None, more: Iterable[Node] = ()) -> None:
+    def __init__(
+        self, graph: Graph, meta: Mapping[str, Any] | None = None, carriers: Iterable[Node] | None = None
+    ) -> None:
         self._graph = graph
-        self._carriers = [*graph.find_nodes(op="placeholder"), *more]
+        self._carriers: list[Node] = []
         self._meta = dict(meta or {})
         self._tracer = _Tracer(graph, self._meta)  # one for all: operators of two proxies ask for that
         self._nodes: dict[Any, Node] = {}  # sympy expression -> the node that holds its value
-        for node in self._carriers:
-            if isinstance(fake := node.meta.get("val"), torch.SymInt):
-                self._nodes.setdefault(given_expression(fake), node)
+        for node in graph.find_nodes(op="placeholder") if carriers is None else carriers:
+            self.offer(node)
+
+    def offer(self, node: Node) -> None:
+        """Add a carrier: a node before the next place of insertion, whose sizes may depend on data."""
+        self._carriers.append(node)
+        if isinstance(fake := node.meta.get("val"), torch.SymInt):
+            self._nodes.setdefault(given_expression(fake), node)
 
     def number(self, size: int | torch.SymInt) -> int | Node | None:
         """Return the integer, or a node that computes it; None if no carrier has one of its symbols."""

@@ -59,9 +59,9 @@ class _Builder:
         }
         self._outer = Graph()
         self._outside: dict[Node, Node] = {}  # node of gm -> the outer node that holds its value
+        self._sizes = SizeNodes(self._outer)
         for node in gm.graph.find_nodes(op="placeholder"):
             self._copy(node)
-        self._sizes = SizeNodes(self._outer)
 
     def build(self) -> tuple[GraphModule, dict[str, GraphModule]]:
         groups: dict[tuple[int, bool, int], list[Node]] = {}
@@ -121,7 +121,9 @@ class _Builder:
             self._outside[node] = number
         else:
             argument = self._contiguous if _needs_contiguous(node) else self._view_outside
-            self._outside[node] = self._outer.node_copy(node, argument)
+            self._outside[node] = copied = self._outer.node_copy(node, argument)
+            if symbols_of(node.meta.get("val")).free:
+                self._sizes.offer(copied)  # a size that depends on data is nowhere else
 
     def _make_views_before(self, write: Node) -> None:
         """Rebuild earlier views of an input before `write`, a set_() that gives the input other memory.

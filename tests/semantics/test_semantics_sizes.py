@@ -223,6 +223,9 @@ def by_data() -> dict[str, Callable[[torch.Tensor], Any]]:
         rows = x[x[:, 0] > 0]
         return rows.reshape(-1).sum() + rows.mean(1).sum(), rows.t().contiguous(), rows.unsqueeze(1).expand(-1, 2, -1)
 
+    def rolled(x: torch.Tensor) -> Any:
+        return x.roll(3 * x[x > 0].shape[0] + 1, 0) * 2
+
     def random(x: torch.Tensor) -> Any:
         chosen = x[x > 0] + 1
         return F.dropout(chosen, 0.5), F.dropout(torch.cat([chosen, chosen, chosen]), 0.5), torch.rand_like(chosen)

@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from ort_dynamo.torch_internals.sizes.size_guards import ask
-from ort_dynamo.torch_internals.sizes.symbols import expression, given_expression, hints, is_unbacked, known_true
+from ort_dynamo.torch_internals.sizes.symbols import expression, given_expression, hints, known_true
 from ort_dynamo.torch_internals.sizes.sympy_functions import Max
 
 __all__ = [
@@ -75,10 +75,28 @@ def _order(fake: torch.Tensor) -> tuple[int, ...]:
         return ()
     strides = hints(fake.stride())
     if None in strides:
-        return ()
+        return _order_without_example(fake)
     # Dimensions of size 1 may carry any stride: they follow their neighbours, by the stable sort.
     order = tuple(sorted(identity, key=lambda axis: -strides[axis]))  # type: ignore[operator]
     return order if order != identity and has_strides(fake, order) else ()
+
+
+def _order_without_example(fake: torch.Tensor) -> tuple[int, ...]:
+    """Find the same order, from the fastest dimension on, where strides depend on data."""
+    left, order = list(range(fake.dim())), list[int]()
+    expected: int | torch.SymInt = 1
+    while left:
+        axis = next((a for a in reversed(left) if _continues(fake, a, expected)), None)
+        if axis is None:
+            return ()
+        left.remove(axis)
+        order.insert(0, axis)
+        expected = expected * fake.shape[axis]
+    return tuple(order)
+
+
+def _continues(fake: torch.Tensor, axis: int, expected: int | torch.SymInt) -> bool:
+    return known_true(fake.shape[axis] == 1) or _same_stride(fake.stride(axis), expected)
 
 
 def fed(value: Any, spec: ValueSpec) -> torch.Tensor:
@@ -121,8 +139,8 @@ def promised_strides(fake: torch.Tensor) -> tuple[int, ...]:
 
 
 def symbolic_strides(fake: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
-    """Return the same where a size or stride is symbolic; empty also where one depends on data."""
-    if not _is_symbolic(fake) or is_unbacked(*fake.shape, *fake.stride()) or _is_dense(fake):
+    """Return the same where a size or stride is symbolic."""
+    if not _is_symbolic(fake) or _is_dense(fake):
         return ()
     return tuple(fake.stride())
 

@@ -250,6 +250,24 @@ def test_a_number_read_from_data_that_decides_nothing() -> None:
     like_eager(function, *[(torch.randn(3), torch.tensor(n)) for n in (0, 1, 5, -3)])
 
 
+@pytest.mark.usefixtures("captured")
+def test_strides_that_depend_on_data_are_kept() -> None:
+    def function(x: torch.Tensor) -> Any:
+        chosen = x[x > 0]
+        count = chosen.shape[0]
+        gaps = torch.empty_strided((count, 2), (1, count + 3)).copy_(chosen[:, None].expand(-1, 2))
+        swapped = chosen.repeat(6).view(2, -1, 3).permute(0, 2, 1)
+        return chosen.repeat(3).view(3, -1).T.sin(), swapped.exp(), torch.rand_like(swapped) + 1, gaps, gaps + 1
+
+    compiled = torch.compile(function, backend="ort_train", fullgraph=True)
+    for (x,) in normals((4, 5), (4, 5), (6, 5)):
+        torch.manual_seed(0)
+        mine = compiled(x)
+        torch.manual_seed(0)
+        for index, (one, other) in enumerate(zip(mine, function(x), strict=True)):
+            assert_close(one, other, f"value {index} of {x.shape}")
+
+
 def test_symbolic_strides_with_gaps_are_kept() -> None:
     def strided(x: torch.Tensor) -> Any:
         rows, columns = x.shape

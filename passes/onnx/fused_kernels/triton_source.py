@@ -73,6 +73,7 @@ _FUNCTIONS: Mapping[str, str] = {
 _FLOAT_FUNCTIONS: Mapping[tuple[str, ir.DataType], str] = {
     ("div", ir.DataType.FLOAT): "tl.div_rn({0}, {1})",  # "/" is off by up to 2 units in the last place
     ("div", ir.DataType.DOUBLE): "{0} / {1}",
+    **{("neg", dtype): "{0} * -1.0" for dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)},  # "-" is 0 - x in Triton 3.6
     ("sqrt", ir.DataType.FLOAT): "tl.sqrt_rn({0})",
     ("sqrt", ir.DataType.DOUBLE): "tl.sqrt({0})",
 }

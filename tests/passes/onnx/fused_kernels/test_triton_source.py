@@ -62,6 +62,17 @@ def test_kernels_that_join_pieces_and_add_up_columns() -> None:
     assert assert_interpreted(fused(plain), inputs_of(plain, 0, {})) >= 1
 
 
+@pytest.mark.parametrize("dtype", ["float", "double", "float16", "bfloat16"])
+def test_the_negative_of_zero_has_a_sign(dtype: str) -> None:
+    model = fused(f"g ({dtype}[4] x) => ({dtype}[4] y) {{ a = Neg(x)  y = Reciprocal(a) }}")
+    inputs = {"x": np.array([0.0, -0.0, 2.0, np.nan]).astype(ir.DataType[dtype.upper()].numpy())}
+    (op,) = fused_ops(model)
+    assert "= -v" not in op.source  # which is 0 - v in Triton 3.6, and so 0 for 0
+    assert assert_interpreted(model, inputs) == 1
+    (found,) = interpret(op, [as_torch(inputs["x"])])
+    np.testing.assert_array_equal(as_numpy(found).astype(np.float64), [-np.inf, np.inf, -0.5, np.nan])
+
+
 @pytest.mark.parametrize("width", [50, 8192, 20000])
 @pytest.mark.parametrize("text", [LOSS, GRADIENT], ids=["loss", "gradient"])
 @pytest.mark.parametrize("odd", [0.0, float("nan"), float("inf")])

@@ -136,7 +136,7 @@ class Rows:
     def head(self) -> Iterator[str]:
         """Yield the lines before the steps."""
         program, rows = _program(self.kernel), f"tl.arange(0, {self.rows})[:, None]"
-        columns = f"tl.arange(0, {self.block})[None, :]"
+        columns = self.block_columns()
         if self.blocks > 1:
             yield f"p = {program}"
             program, columns = f"(p // {self.blocks})", f"p % {self.blocks} * {self.block} + {columns}"
@@ -167,6 +167,10 @@ class Rows:
         yield f"    within = first + {rows}"
         yield f"    r = part * {size} + within"
         yield f"    rows = {inside}"
+
+    def block_columns(self) -> str:
+        """Return the columns of the first tile of a row, in 64 bits where their elements are far apart."""
+        return f"tl.arange(0, {self.block})[None, :]{'.to(tl.int64)' if _is_spread(self.kernel) else ''}"
 
     @property
     def indent(self) -> str:
@@ -262,7 +266,7 @@ class LongRows(Rows):
     def walk(self) -> Iterator[str]:
         """Yield the head of a loop along the row."""
         yield f"for first in range(0, {self.columns}, {self.block}):"
-        yield f"    c = first + tl.arange(0, {self.block})[None, :]"
+        yield f"    c = first + {self.block_columns()}"
         if not self.is_whole:
             yield f"    columns = c < {self.columns}"
             yield "    mask = rows & columns"
@@ -281,6 +285,13 @@ def _is_wide(kernel: Kernel) -> bool:
     reach = (sum(n.factor * s.factor for n, s in zip(kernel.loops, load.strides, strict=True)) for load in loads)
     last = max((end + load.offset.factor for end, load in zip(reach, loads, strict=True)), default=0)
     return max(kernel.count.factor, last) >= 2**31
+
+
+def _is_spread(kernel: Kernel) -> bool:
+    """Check whether the offsets of the columns of one row may exceed 32 bits; with a symbol they are of 64 anyway."""
+    far = [load.strides[-kernel.columns :] for load in kernel.steps if isinstance(load, Load)]
+    reach = (sum(n.factor * s.factor for n, s in zip(kernel.column_loops, strides, strict=True)) for strides in far)
+    return max(reach, default=0) >= 2**31
 
 
 def _program(kernel: Kernel) -> str:

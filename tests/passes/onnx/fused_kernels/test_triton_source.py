@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -93,6 +97,46 @@ def test_the_kernels_of_statistics(rows: int | str, columns: int) -> None:
 def test_the_kernels_of_generated_statistics(seed: int) -> None:
     if (plain := generated(seed)) is not None:
         assert_interpreted(fused(plain), inputs_of(plain, seed, {"N": 70}))
+
+
+class Integers(np.ndarray[Any, Any]):
+    """Integers of a kernel: of 32 bits and wrapping around, or of 64."""
+
+    def to(self, dtype: type[np.integer[Any]]) -> Integers:
+        return self.astype(dtype).view(Integers)
+
+
+def first_offsets(source: str, row: int, first: int) -> np.ndarray[Any, Any]:
+    """The offsets of a kernel's first load: of the columns from `first` of a row, as Triton's integers give them."""
+    tl = SimpleNamespace(
+        arange=lambda first, end: np.arange(first, end, dtype=np.int32).view(Integers),
+        program_id=lambda axis: np.array([row], np.int32).view(Integers),
+        int64=np.int64,
+    )
+    names: dict[str, Any] = {"tl": tl, "first": np.int32(first)}
+    for name in ("p", "r", "c"):
+        if line := re.search(rf"^ *{name} = (.+)$", source, re.MULTILINE):
+            names[name] = eval(line[1], names)
+    load = re.search(r"tl\.load\(in0 \+ (.+?), ", source)
+    assert load is not None
+    return np.asarray(eval(load[1], names)).reshape(-1)
+
+
+ROWS = 1 << 20
+
+
+@pytest.mark.parametrize("width", [128, 1024], ids=["whole rows", "long rows"])
+def test_columns_that_are_far_apart_have_offsets_of_64_bits(width: int) -> None:
+    # Heads, rows, width: the heads of one row are as many elements apart as a head has.
+    model = fused(f"""g (bfloat16[32,{ROWS},{width}] x) => (float[{ROWS},{32 * width}] y)
+      <int64[2] flat = {{{ROWS},{32 * width}}}, int64[1] one = {{1}}> {{
+      t = Transpose<perm=[1,0,2]>(x)  f = Reshape(t, flat)  w = Cast<to=1>(f)
+      s = Mul(w, w)  m = ReduceMean<keepdims=1>(s, one)  y = Div(w, m)
+    }}""")
+    (op,) = fused_ops(model)
+    columns = np.arange(32 * width)[-4096:]
+    right = (ROWS - 1) * width + columns // width * ROWS * width + columns % width
+    np.testing.assert_array_equal(first_offsets(op.source, ROWS - 1, int(columns[0])), right)
 
 
 def test_a_kernel_of_each_kind_compiles_for_a_device_and_spills_nothing() -> None:

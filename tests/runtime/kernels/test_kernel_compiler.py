@@ -274,6 +274,31 @@ def test_masks_are_read_byte_by_byte(tmp_path: Path) -> None:
     assert widths(instructions(kernel.aligned.cubin, tmp_path), "LDG") == {64, 128}
 
 
+DIFFERENCE = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def difference(in0, in1, out0):
+    i = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    x = tl.load(in0 + i)
+    y = tl.load(in1 + i)
+    tl.store(out0 + i, x * x - y * y)
+"""
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", ARCHITECTURES, ids=str)
+def test_a_product_is_rounded_before_it_is_subtracted(capability: tuple[int, int], tmp_path: Path) -> None:
+    # As one operation the difference of equal squares is an error of rounding, of which a square root is NaN.
+    output = FusedOutput(FLOAT, (Size(1024),))
+    op = FusedOp("difference", (FLOAT, FLOAT), (output,), (), Size(1024), 1024, DIFFERENCE)
+    listing = instructions(compiled(op, capability).aligned.cubin, tmp_path)
+    assert re.search(r"\bFMUL", listing)
+    assert not re.search(r"\bFFMA", listing)
+
+
 def test_without_triton_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert compile_kernels([gelu(FLOAT)], (9, 0)) == {"gelu": "Triton is not installed"}

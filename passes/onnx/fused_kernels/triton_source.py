@@ -111,6 +111,8 @@ def _literal(step: Constant) -> str:
     if isinstance(step.value, float) and not math.isfinite(step.value):
         return f'tl.full([], float("{step.value}"), {DTYPES[wide]})'
     value = int(step.value) if wide in _INTEGERS or wide == ir.DataType.BOOL else float(step.value)
+    if value == 0 and math.copysign(1, value) < 0:
+        return f"tl.full([], 0.0, {DTYPES[wide]}) * -1.0"  # Triton 3.6 fills with 0 what is equal to 0
     return f"tl.full([], {value!r}, {DTYPES[wide]})"
 
 

@@ -77,6 +77,18 @@ def test_the_negative_of_zero_has_a_sign(dtype: str) -> None:
     np.testing.assert_array_equal(as_numpy(found).astype(np.float64), [-np.inf, np.inf, -0.5, np.nan])
 
 
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_a_constant_zero_has_its_sign(dtype: str) -> None:
+    model = fused(
+        f"g ({dtype}[3] x, bool[3] m) => ({dtype}[3] y) <{dtype} z = {{-0.0}}> {{ a = Where(m, x, z)  y = Div(x, a) }}"
+    )
+    inputs = {"x": np.array([1, 2, 3], ir.DataType[dtype.upper()].numpy()), "m": np.array([True, False, True])}
+    (op,) = fused_ops(model)
+    assert "-0.0" not in op.source  # which Triton 3.6 takes for 0.0
+    (found,) = interpret(op, [as_torch(inputs["m"]), as_torch(inputs["x"])])
+    np.testing.assert_array_equal(as_numpy(found), [1, -np.inf, 1])
+
+
 @pytest.mark.parametrize("width", [50, 8192, 20000])
 @pytest.mark.parametrize("text", [LOSS, GRADIENT], ids=["loss", "gradient"])
 @pytest.mark.parametrize("odd", [0.0, float("nan"), float("inf")])

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ort_dynamo.graph.fused_op import DOMAIN, FusedOp, Size
 from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
+from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.bodies import body_of, is_in_parts
@@ -25,6 +26,9 @@ from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.targets.target import OPSET
 
 __all__ = ["FuseKernels", "fused_kernels", "fused_ops", "lacks_kernel"]
+
+_OPSET = 13
+"""Softmax and LogSoftmax of older opsets normalize several axes, from axis 1 on, and ReduceSum has no second input."""
 
 _RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
@@ -60,10 +64,13 @@ class FuseKernels(ir.passes.InPlacePass):
 
     Each such node is a custom operator, which a session with the library runs in one launch. It is also a function of
     the model whose body has the original nodes, for all other sessions. `fused_kernels` gives the kernels.
+    A model of opset 12 or older does not change.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph."""
+        if is_older(model, _OPSET):
+            return ir.passes.PassResult(model, False)
         infer_missing_types(model, shapes=True)
         new, sizes = NewValues(model, self), ValueSizes()
         groups = find_groups(model.graph, sizes)

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from generated_graphs import GraphMaker, inputs_of
 from numpy_form import computed
 
@@ -198,6 +199,20 @@ def test_kernels_that_are_equal_have_bodies_of_their_own() -> None:
     plain = onnx.parser.parse_model(HEADER + text)
     inputs = inputs_of(plain, 0)
     assert_same(with_kernels(model, inputs, body=True), with_kernels(ir.from_proto(plain), inputs, body=True), 1e-6)
+
+
+@pytest.mark.parametrize(("opset", "axis"), [(12, 1), (13, 2)])
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_a_softmax_of_several_axes_is_not_fused(op: str, opset: int, axis: int) -> None:
+    # Before opset 13 it normalizes all axes from the given one on, which is 1 by default, and since then the last one.
+    text = f"g (float[2,3,4] x) => (float[2,3,4] y) {{ a = {op}(x)  y = Neg(a) }}"
+    plain = onnx.parser.parse_model(HEADER.replace('"" : 20', f'"" : {opset}') + text)
+    model, inputs = ir.from_proto(plain), inputs_of(plain, 0)
+    assert FuseKernels()(model).modified == (opset >= 13)
+    found = with_kernels(model, inputs, body=False) if opset >= 13 else run(ir.to_proto(model), inputs)
+    rows = torch.from_numpy(inputs["x"]).flatten(axis)
+    right = -(rows.softmax(-1) if op == "Softmax" else rows.log_softmax(-1)).reshape(2, 3, 4)
+    assert_same(found, {"y": right.numpy()}, 1e-6)
 
 
 LOSS = """g (bfloat16[6,WIDTH] x, int64[6] t) => (float[6] loss, float[6,1] m, float[6,1] ls) <int64[1] one = {1}> {

@@ -384,7 +384,7 @@ class _Lowering:
         if columns.symbols:
             raise CannotFuseError("the reduced axes have a symbolic size")
         kept = (*rows, *((),) * len(axes))
-        for output, step in zip(node.outputs, lowered_rows(self._steps, node, found, columns.factor), strict=False):
+        for output, step in lowered_rows(self._steps, node, found, columns.factor):
             of_row = rows if len(self._shapes(output)) == len(rows) else kept
             is_full = output is node.outputs[0] and not node.op_type.startswith("Reduce")
             self._known[output, full if is_full else of_row, only] = step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -91,7 +91,7 @@ _FORMULAS: Mapping[str, Rows] = {
 }
 
 
-def lowered_rows(steps: Steps, node: ir.Node, arguments: Sequence[int], columns: int) -> list[int]:
+def lowered_rows(steps: Steps, node: ir.Node, arguments: Sequence[int], columns: int) -> Iterator[tuple[ir.Value, int]]:
     """Add the steps of a node that `reduced_axes` takes.
 
     Args:
@@ -100,13 +100,11 @@ def lowered_rows(steps: Steps, node: ir.Node, arguments: Sequence[int], columns:
         arguments: the step of each input that holds data; axes are no data.
         columns: the number of elements of a row.
 
-    Returns:
-        The step of each output.
+    Yields:
+        Each output that the node has, with its step. One without a name is left out of the node.
     """
     wide = [steps.convert(one, WIDE.get(steps.steps[one].dtype, steps.steps[one].dtype)) for one in arguments]
     found = _FORMULAS[node.op_type](steps, node, wide, columns)
-    return [
-        steps.convert(step, output.dtype)
-        for step, output in zip(found, node.outputs, strict=False)
-        if output.dtype is not None
-    ]
+    for step, output in zip(found, node.outputs, strict=False):
+        if output.name and output.dtype is not None:
+            yield output, steps.convert(step, output.dtype)

@@ -215,6 +215,23 @@ def test_a_softmax_of_several_axes_is_not_fused(op: str, opset: int, axis: int) 
     assert_same(found, {"y": right.numpy()}, 1e-6)
 
 
+@pytest.mark.parametrize("kept", ["y", "y mean", "y inverse"])
+def test_a_layer_norm_without_some_of_its_results(kept: str) -> None:
+    outputs = [name if name in kept.split() else "" for name in ("y", "mean", "inverse")]
+    read = [onnx.helper.make_node("Neg", [name], [f"{name}_read"]) for name in kept.split()]
+    values = {name: onnx.helper.make_tensor_value_info(f"{name}_read", 1, [6, 1]) for name in ("mean", "inverse")}
+    values["y"] = onnx.helper.make_tensor_value_info("y_read", 1, [6, 8])
+    inputs = [onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [6, 8]), ("w", [8]))]
+    norm = onnx.helper.make_node("LayerNormalization", ["x", "w"], outputs)
+    graph = onnx.helper.make_graph([norm, *read], "g", inputs, [values[name] for name in kept.split()])
+    plain = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    model, given = fused(plain), inputs_of(plain, 0)
+    assert [node.domain for node in model.graph] == [DOMAIN]
+    expected = run(plain, given)
+    assert_same(with_kernels(model, given, body=False), expected, 1e-6)
+    assert_same(run(ir.to_proto(model), given), expected, 1e-6)
+
+
 LOSS = """g (bfloat16[6,WIDTH] x, int64[6] t) => (float[6] loss, float[6,1] m, float[6,1] ls) <int64[1] one = {1}> {
   w = Cast<to=1>(x)
   m = ReduceMax<keepdims=1>(w, one)

@@ -299,6 +299,26 @@ def test_a_product_is_rounded_before_it_is_subtracted(capability: tuple[int, int
     assert not re.search(r"\bFFMA", listing)
 
 
+@needs_triton
+@pytest.mark.parametrize("function", ["sin", "tanh", "erf", "log1p"])
+def test_functions_keep_subnormal_numbers(function: str, tmp_path: Path) -> None:
+    source = f"""
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def each(in0, out0):
+    i = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    tl.store(out0 + i, libdevice.{function}(tl.load(in0 + i)))
+"""
+    op = FusedOp("each", (FLOAT,), (FusedOutput(FLOAT, (Size(1024),)),), (), Size(1024), 1024, source)
+    listing = instructions(compiled(op).aligned.cubin, tmp_path)
+    assert re.search(r"\bFFMA", listing)
+    assert not re.search(r"\bF(FMA|MUL|ADD|SETP)\S*\.FTZ", listing)
+
+
 def test_without_triton_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert compile_kernels([gelu(FLOAT)], (9, 0)) == {"gelu": "Triton is not installed"}

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ort_dynamo.commands.script import check_program, run_script
+from ort_dynamo.commands.script import add_program, check_program, given_program, run_script
 from ort_dynamo.explanation.units import spelled_bytes
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     said = "fill the cache: run a program, and print its cache hits and misses"
     warm = actions.add_parser("warm", parents=[folder], epilog=_BEHIND, help=said)
-    warm.add_argument("script", type=Path, metavar="script.py", help="the program to run")
-    warm.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
+    add_program(warm, "the program to run, and its own arguments")
 
 
 _BEHIND = "Give --dir before the program: all that comes after script.py is the program's."
@@ -82,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"{folder.clear(unused) + folder.kernels().clear(unused)} files removed from {folder.path}")
                 return 0
         folder.entries()  # refuses a folder that the program would not use
-        return _warm(folder, arguments.script, arguments.arguments)
+        return _warm(folder, *given_program(arguments))
     except FolderRefusedError as error:
         raise CacheRefusedError(reason=str(error)) from error
 

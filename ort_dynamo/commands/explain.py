@@ -8,7 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ort_dynamo.commands.script import check_module, check_program, run_module, run_script
+from ort_dynamo.commands.script import (
+    add_program,
+    check_module,
+    check_program,
+    given_program,
+    run_module,
+    run_script,
+)
 from ort_dynamo.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -26,9 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="PAGE", type=Path, help="write a page that needs no other file")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the data")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the program is a module: -m package.train")
-    parser.add_argument("script", type=Path, metavar="script.py")
-    rest = "the program's own arguments; --html and --json may also stand first among them, and -- ends these"
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=rest)
+    said = "the program and its own arguments; --html and --json may also stand first among these, and -- ends them"
+    add_program(parser, said)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,10 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from ort_dynamo.explanation.script import observing
 
-    script: Path = arguments.script
+    script, rest = given_program(arguments)
     (check_module if arguments.is_module else check_program)(script)
     run_program = run_module if arguments.is_module else run_script
-    given = _take_own(arguments)
+    given = _take_own(arguments, rest)
     with observing(script.name) as observed:
         try:
             status = run_program(str(script), given)
@@ -57,9 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         return status if status or is_written else 2
 
 
-def _take_own(arguments: argparse.Namespace) -> list[str]:
+def _take_own(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
     """Take our options that follow the program directly, and return the program's arguments."""
-    rest = list(arguments.arguments)
     while rest and rest[0].partition("=")[0] in _OWN:
         name, is_joined, value = rest.pop(0).partition("=")
         if not is_joined:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import runpy
@@ -9,7 +10,24 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["check_module", "check_program", "run_module", "run_script"]
+__all__ = ["add_program", "check_module", "check_program", "given_program", "run_module", "run_script"]
+
+
+def add_program(parser: argparse.ArgumentParser, said: str) -> None:
+    """Declare a program and its own arguments as one argument; between two, argparse would take a `--` for its own.
+
+    Args:
+        parser: the parser of a command.
+        said: the help.
+    """
+    parser.add_argument("program", nargs=argparse.PARSER, metavar="script.py", help=said)
+
+
+def given_program(arguments: argparse.Namespace) -> tuple[Path, list[str]]:
+    """Return the program and its own arguments."""
+    program = arguments.program
+    first, *rest = program[1:] if program[0] == "--" else program  # which ends the options of the command
+    return Path(first), rest
 
 
 def check_program(script: Path) -> None:

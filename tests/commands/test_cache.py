@@ -147,6 +147,7 @@ def test_warm_runs_a_program_and_counts_cache_hits(place: Path, script: Path) ->
     assert (status, out[0]) == (3, "arguments ['3', '--more'] __main__")
     assert out[1] == f"0 graphs read from {place}, 2 built (2 absent)"
     assert warm() == (0, ["arguments [] __main__", f"2 graphs read from {place}, 0 built"])
+    assert warm("--", "--more")[1][0] == "arguments ['--', '--more'] __main__"
 
 
 @pytest.mark.parametrize("name", ["nofile.py", "."])

@@ -60,6 +60,19 @@ def test_files_are_written(program: Path, tmp_path: Path, capsys: pytest.Capture
     assert f"arguments {[] if first else ['0']}" in capsys.readouterr().out
 
 
+def test_two_dashes_end_the_options_of_the_command(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program.write_text("import sys\nprint(sys.argv[1:])\n")
+    its_file = tmp_path / "settings.json"
+    its_file.write_text("{}")
+    assert main(["explain", str(program), "--", "--json", str(its_file)]) == 0
+    assert capsys.readouterr().out.startswith(f"['--json', {str(its_file)!r}]\n")
+    assert its_file.read_text() == "{}"
+    assert main(["explain", "--", str(program), "a", "--", "b"]) == 0
+    assert capsys.readouterr().out.startswith("['a', '--', 'b']\n")
+
+
 def test_an_error_of_the_program_comes_after_the_explanation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Any, NamedTuple, NoReturn
 
 from ort_dynamo.commands import cache, demo, doctor, explain, operators, passes, topics
+from ort_dynamo.commands.script import ProgramRaisedError
 from ort_dynamo.errors import OrtDynamoError
 from ort_dynamo.options.spelling import nearest
 
@@ -73,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Raises:
         SystemExit: with status 2 and usage on stderr for bad arguments, with 0 for --help.
+        Exception: any of a program that the command runs.
     """
     parser = _Parser(
         prog="python -m ort_dynamo", description='PyTorch training on ONNX Runtime: torch.compile(backend="ort_train").'
@@ -84,13 +86,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_arguments(subparser)
     parsed = parser.parse_args(arguments)
     try:
-        return COMMANDS[parsed.command].run(parsed)
+        status = COMMANDS[parsed.command].run(parsed)
+        if sys.stdout is not None:  # None if the caller has closed it
+            sys.stdout.flush()  # a reader that has gone is noticed here, not at exit
+        return status
+    except ProgramRaisedError as raised:
+        ended = raised.error
     except OrtDynamoError as error:
         print(f"{parser.prog} {parsed.command}: error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader has seen enough, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
         return 0
+    raise ended  # here, so that no other error is its context
 
 
 if __name__ == "__main__":

@@ -10,7 +10,27 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["add_program", "check_module", "check_program", "given_program", "run_module", "run_script"]
+__all__ = [
+    "ProgramRaisedError",
+    "add_program",
+    "check_module",
+    "check_program",
+    "given_program",
+    "run_module",
+    "run_script",
+]
+
+
+class ProgramRaisedError(Exception):
+    """Carries an error of a program past those of the command that runs it.
+
+    Args:
+        error: the error.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def add_program(parser: argparse.ArgumentParser, said: str) -> None:
@@ -53,7 +73,7 @@ def check_module(name: Path) -> None:
 
 
 def run_script(script: str | Path, arguments: Sequence[str]) -> int:
-    """Run a program with its arguments, and return its exit status; its exceptions are raised."""
+    """Run a program with its arguments, and return its exit status; raise ProgramRaisedError for its errors."""
     folder = str(Path(script).resolve().parent)
     sys.path.insert(0, folder)
     try:
@@ -64,7 +84,7 @@ def run_script(script: str | Path, arguments: Sequence[str]) -> int:
 
 
 def run_module(name: str, arguments: Sequence[str]) -> int:
-    """Run a module as `python -m name` would, and return its exit status; its exceptions are raised."""
+    """Run a module as `python -m name` would, and return its exit status; errors as of `run_script`."""
     return _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), [name, *arguments])
 
 
@@ -77,6 +97,8 @@ def _run(program: Callable[[], object], argv: list[str]) -> int:
             return ended.code or 0
         print(ended.code, file=sys.stderr)
         return 1
+    except Exception as error:
+        raise ProgramRaisedError(error) from error
     finally:
         sys.argv = before
     return 0

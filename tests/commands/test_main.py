@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -36,6 +37,16 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
         assert program.wait(timeout=120) == 0
         errors.seek(0)
         assert errors.read() == ""
+
+
+def test_a_reader_that_has_gone_before_short_output_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "ort_dynamo", "help", "doctor"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=buffered, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("given", "meant"), [(["doctr"], "doctor"), (["cache", "claer"], "clear")])

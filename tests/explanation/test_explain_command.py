@@ -11,6 +11,7 @@ from forked import COMMANDS, run_program
 
 from ort_dynamo.__main__ import main
 from ort_dynamo.compilation.events import EXTRA_LISTENERS
+from ort_dynamo.errors import NotCompiledError
 
 PROGRAM = """
 import sys
@@ -82,6 +83,27 @@ def test_an_error_of_the_program_comes_after_the_explanation(
         main(["explain", str(path)])
     assert "forward: " in capsys.readouterr().out
     assert not EXTRA_LISTENERS
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("raise BrokenPipeError('of a socket')", BrokenPipeError),  # of our own output it is no error
+        ("import ort_dynamo\nort_dynamo.require_compiled(len)", NotCompiledError),  # of ours, a message and status 2
+    ],
+)
+def test_an_error_of_the_program_is_not_taken_for_one_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, error: type[Exception]
+) -> None:
+    path = tmp_path / "fails.py"
+    path.write_text(line)
+    monkeypatch.setenv("ORT_DYNAMO_CACHE", "1")
+    monkeypatch.setenv("ORT_DYNAMO_CACHE_DIR", str(tmp_path))
+    for command in (["explain"], ["cache", "warm"]):
+        with pytest.raises(error) as raised:
+            main([*command, str(path)])
+        assert any(one.path == path for one in raised.traceback)
+        assert raised.value.__cause__ is raised.value.__context__ is None
 
 
 @pytest.mark.parametrize("option", ["--html", "--json"])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
+from forked import COMMANDS, run_program
 
 import ort_dynamo
-from ort_dynamo.__main__ import main
 from ort_dynamo.commands.doctor import gather
 from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, MachineFacts, Probe, RuntimeFacts
 from ort_dynamo.commands.doctor.findings import findings
@@ -162,6 +164,27 @@ def test_missing_packages_are_one_fault() -> None:
     assert only(replace(CPU, packages=packages)) == expected
 
 
+def test_a_package_that_is_older_than_it_must_be_is_a_fault() -> None:
+    oldest = (("torch", "2.11"), ("numpy", "1.26.0"), ("onnx", "1.24"), ("onnxruntime", "1.31.1"))
+    expected = "onnx 1.23.2 is installed, but ort_dynamo needs 1.24 or newer.", "pip install --upgrade 'onnx>=1.24'"
+    assert only(replace(CPU, oldest=oldest)) == (*expected, True)
+    same = (("torch", "2.13.0.0"), ("numpy", "2.4"), ("onnx", "1.9"))
+    assert findings(replace(CPU, oldest=same)) == ()
+    what, fix, _ = only(replace(CPU, oldest=(("onnxruntime", "1.32"),)))
+    assert what == "onnxruntime 1.31.1 is installed, but ort_dynamo needs 1.32 or newer."
+    assert fix == "pip install --upgrade 'onnxruntime>=1.32'"
+
+
+def test_all_declared_packages_are_looked_at() -> None:
+    with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    runtimes = [project["optional-dependencies"][extra][0] for extra in ("training", "cpu", "cuda")]
+    facts = gather.gather()
+    assert [name for name, _ in facts.packages] == [one.partition(">")[0] for one in project["dependencies"]]
+    declared = [re.split(r"(?:\[.*])?[>=]=", one) for one in (*project["dependencies"], *runtimes)]
+    assert facts.oldest[: len(declared)] == tuple(map(tuple, declared))
+
+
 def test_a_cache_that_cannot_be_used_is_a_fault_unless_it_is_off() -> None:
     refused = replace(CPU.cache, error="/cache belongs to another user")
     assert only(replace(CPU, cache=refused))[0].endswith("is not used: /cache belongs to another user.")
@@ -269,7 +292,10 @@ def test_a_folder_of_others_and_a_wrong_variable_are_seen(tmp_path: Path, monkey
     assert "ORT_DYNAMO_CACHE_SIZE cannot be 'much'" in gather._cache().error
 
 
-def test_the_doctor_needs_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("ort_dynamo.commands.doctor.find_spec", lambda name: None)
-    assert main(["doctor"]) == 2
-    assert "The doctor needs torch, which is not installed. Install it: pip install torch." in capsys.readouterr().err
+@pytest.mark.parametrize("package", ["torch", "onnx", "onnx-ir", "platformdirs"])
+def test_the_doctor_names_a_package_without_which_it_cannot_look(package: str) -> None:
+    without = f"import sys\nsys.modules[{package.replace('-', '_')!r}] = None\n"
+    done = run_program(without + COMMANDS, "doctor")
+    assert done.returncode == 2
+    expected = f"The doctor needs {package}, which is not installed. Install it: pip install {package}."
+    assert done.stderr == f"python -m ort_dynamo doctor: error: {expected}\n"

@@ -26,8 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         MissingDependencyError: a package without which it cannot look is not installed.
     """
-    for module, package in (("torch", "torch"), ("numpy", "numpy"), ("onnx_ir", "onnx-ir")):
-        if find_spec(module) is None:
+    for package in ("torch", "numpy", "onnx", "onnx-ir", "platformdirs"):
+        if find_spec(package.replace("-", "_")) is None:
             raise MissingDependencyError(what="The doctor", package=package)
     from ort_dynamo.commands.doctor.findings import findings
     from ort_dynamo.commands.doctor.gather import gather

@@ -94,6 +94,7 @@ class Facts:
     Attributes:
         python: the version of Python.
         packages: (name, version) of the packages needed beside ONNX Runtime; None for one that is not installed.
+        oldest: (name, version) of the oldest version that ort_dynamo takes of each package, ONNX Runtime's among them.
         torch: the CUDA libraries of torch.
         devices: names of the CUDA devices that torch sees.
         runtime: the module `onnxruntime`.
@@ -112,3 +113,4 @@ class Facts:
     cache: CacheFacts
     machine: MachineFacts
     fuses: bool | None = None
+    oldest: tuple[tuple[str, str], ...] = ()

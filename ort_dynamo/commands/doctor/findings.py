@@ -43,6 +43,18 @@ def _packages(facts: Facts) -> Iterator[Finding]:
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         yield Finding(f"{', '.join(missing)} {verb} not installed.", f"pip install {' '.join(missing)}")
+    oldest = dict(facts.oldest)
+    runtimes = facts.runtime.distributions
+    for name, version in (*facts.packages, *(runtimes if len(runtimes) == 1 else ())):  # else all are to be replaced
+        if version is not None and name in oldest and _numbers(version) < _numbers(oldest[name]):
+            what = f"{name} {version} is installed, but ort_dynamo needs {oldest[name]} or newer."
+            yield Finding(what, f"pip install --upgrade '{name}>={oldest[name]}'")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a release, to be compared: 2.13.0 of "2.13.0+cpu", without zeros at its end."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, re.sub(r"(\.0+)+$", "", found[0]).split("."))) if found else ()
 
 
 def _runtime(facts: Facts) -> Iterator[Finding]:

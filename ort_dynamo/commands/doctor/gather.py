@@ -29,7 +29,9 @@ __all__ = ["gather"]
 _VARIABLES = ("LOCAL_RANK", "OMP_NUM_THREADS", "TORCH_LOGS")
 """Environment variables of other packages that change a compile or its output."""
 
-_PACKAGES = ("torch", "numpy", "onnx", "onnx-ir", "onnxscript")
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(\[.*?\])?[>=]=(?P<oldest>[\w.]+)(?P<marker>.*)")
+"""A pattern for a requirement of ours: `onnxruntime-gpu[cuda]>=1.28; extra == "cuda"`."""
+
 _SECONDS = 120
 """A session of one node takes a hundredth; the rest is importing torch on a slow disk, and starting CUDA."""
 
@@ -43,9 +45,11 @@ def gather() -> Facts:
     devices = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     untried = runtime.error or len(runtime.distributions) > 1  # a compile refuses it, too
     tried = () if untried else ("cpu", *["cuda"] * bool(devices and runtime.cuda is not None))
+    declared = importlib.metadata.requires("ort-dynamo") or ()
+    requirements = [one for text in declared if (one := _REQUIREMENT.match(text))]
     return Facts(
         python=platform.python_version(),
-        packages=tuple((name, _version(name)) for name in _PACKAGES),
+        packages=tuple((one["name"], _version(one["name"])) for one in requirements if not one["marker"]),
         torch=torch_cuda(),
         devices=devices,
         runtime=runtime,
@@ -53,6 +57,7 @@ def gather() -> Facts:
         cache=_cache(),
         machine=_machine(),
         fuses=_fuses() if "cuda" in tried else None,
+        oldest=tuple((one["name"], one["oldest"]) for one in requirements),
     )
 
 

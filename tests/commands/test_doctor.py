@@ -175,6 +175,21 @@ def test_a_package_that_is_older_than_it_must_be_is_a_fault() -> None:
     assert fix == "pip install --upgrade 'onnxruntime>=1.32'"
 
 
+def test_a_cudnn_that_torch_cannot_use_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def incompatible() -> TorchCuda:
+        raise RuntimeError("cuDNN version incompatibility: found runtime version (9, 19, 0).")
+
+    monkeypatch.setattr(gather, "torch_cuda", incompatible)
+    facts = gather.gather()
+    assert facts.torch.torch == str(torch.__version__)
+    what, fix, is_fault = only(replace(CUDA, torch_error=facts.torch_error))
+    assert is_fault
+    assert what == (
+        "torch 2.13.0+cu130 cannot use its cuDNN: cuDNN version incompatibility: found runtime version (9, 19, 0)."
+    )
+    assert fix == "pip install --force-reinstall torch==2.13.0"
+
+
 def test_all_declared_packages_are_looked_at() -> None:
     with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]

@@ -94,6 +94,7 @@ class Facts:
     Attributes:
         python: the version of Python.
         packages: (name, version) of the packages needed beside ONNX Runtime; None for one that is not installed.
+        torch_error: why torch cannot use the cuDNN that it finds; "" if it can, or finds none.
         oldest: (name, version) of the oldest version that ort_dynamo takes of each package, ONNX Runtime's among them.
         torch: the CUDA libraries of torch.
         devices: names of the CUDA devices that torch sees.
@@ -113,4 +114,5 @@ class Facts:
     cache: CacheFacts
     machine: MachineFacts
     fuses: bool | None = None
+    torch_error: str = ""
     oldest: tuple[tuple[str, str], ...] = ()

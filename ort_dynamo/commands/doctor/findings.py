@@ -43,6 +43,9 @@ def _packages(facts: Facts) -> Iterator[Finding]:
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         yield Finding(f"{', '.join(missing)} {verb} not installed.", f"pip install {' '.join(missing)}")
+    if facts.torch_error:
+        same = f"pip install --force-reinstall torch=={facts.torch.torch.partition('+')[0]}"
+        yield Finding(f"torch {facts.torch.torch} cannot use its cuDNN: {facts.torch_error}", same)
     oldest = dict(facts.oldest)
     runtimes = facts.runtime.distributions
     for name, version in (*facts.packages, *(runtimes if len(runtimes) == 1 else ())):  # else all are to be replaced

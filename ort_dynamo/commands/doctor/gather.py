@@ -20,7 +20,7 @@ from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, MachineFacts, Pr
 from ort_dynamo.errors import InvalidVariableError, OrtDynamoError
 from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.runtime.installed.capabilities import find_distributions
-from ort_dynamo.runtime.installed.cuda_build import installed_cuda_build, torch_cuda
+from ort_dynamo.runtime.installed.cuda_build import TorchCuda, installed_cuda_build, torch_cuda
 from ort_dynamo.runtime.installed.importing import build_info, onnxruntime
 from ort_dynamo.runtime.installed.providers import find_target
 
@@ -47,18 +47,28 @@ def gather() -> Facts:
     tried = () if untried else ("cpu", *["cuda"] * bool(devices and runtime.cuda is not None))
     declared = importlib.metadata.requires("ort-dynamo") or ()
     requirements = [one for text in declared if (one := _REQUIREMENT.match(text))]
+    torch_facts, torch_error = _torch()
     return Facts(
         python=platform.python_version(),
         packages=tuple((one["name"], _version(one["name"])) for one in requirements if not one["marker"]),
-        torch=torch_cuda(),
+        torch=torch_facts,
         devices=devices,
         runtime=runtime,
         probes=tuple(try_device(device) for device in tried),
         cache=_cache(),
         machine=_machine(),
         fuses=_fuses() if "cuda" in tried else None,
+        torch_error=torch_error,
         oldest=tuple((one["name"], one["oldest"]) for one in requirements),
     )
+
+
+def _torch() -> tuple[TorchCuda, str]:
+    """Return the CUDA libraries of torch, and why its cuDNN cannot be used."""
+    try:
+        return torch_cuda(), ""
+    except RuntimeError as error:  # another cuDNN than that which torch was built with
+        return TorchCuda(str(torch.__version__), torch.version.cuda, None), str(error).strip()
 
 
 def _machine() -> MachineFacts:

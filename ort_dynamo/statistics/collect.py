@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
@@ -52,14 +52,25 @@ def collect_statistics(*, every: int = 1, modules: str | Sequence[str] | None = 
         A context manager that gives the statistics, which grow as graphs run.
 
     Raises:
-        InvalidArgumentError: `every` is not a number above 0.
+        InvalidArgumentError: `every` is not a number above 0, or `modules` has something other than text.
     """
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise InvalidArgumentError(function="collect_statistics", name="every", value=every, expected="an int above 0")
+    patterns = _patterns(modules)
     collected = CollectedStatistics()
-    patterns = (modules,) if isinstance(modules, str) else None if modules is None else tuple(modules)
     with _Collector(collected, every, patterns):
         yield collected
+
+
+def _patterns(modules: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if modules is None:
+        return None
+    given = (modules,) if isinstance(modules, str) else tuple(modules) if isinstance(modules, Iterable) else (modules,)
+    if not all(isinstance(one, str) for one in given):
+        raise InvalidArgumentError(
+            function="collect_statistics", name="modules", value=modules, expected="a path, or a sequence of paths"
+        )
+    return given
 
 
 class CollectedStatistics(RunStatistics):
@@ -80,6 +91,9 @@ class CollectedStatistics(RunStatistics):
         self._counts = False
 
 
+_NOT_ASKED = "Graphs of ort_train ran, and no value of theirs was collected. Are `modules` paths as in named_modules()?"
+
+
 class _Collector(RunWatch):
     def __init__(self, collected: CollectedStatistics, every: int, patterns: Sequence[str] | None) -> None:
         super().__init__()
@@ -98,6 +112,7 @@ class _Collector(RunWatch):
             if number == len(self._labels):
                 self._labels.append(label)
             self._count(number, role)
+            self.collected._why_empty = _NOT_ASKED
             step = self.collected.step
         return None if step % self._every else _GraphRun(self, graph, number, step)
 

@@ -7,7 +7,9 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
+from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.statistics.run import RunStatistics
 from ort_dynamo.statistics.values import INPUT, ValueStatistics, lined_up, short, sizes
 
@@ -94,7 +96,14 @@ def compare_statistics(first: RunStatistics, second: RunStatistics, *, tolerance
         first: the run that gives the order.
         second: the other run.
         tolerance: the difference above which a value is listed, relative to its largest finite element in both runs.
+
+    Raises:
+        InvalidArgumentError: `tolerance` is not a number of 0 or more.
     """
+    if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not tolerance >= 0:
+        raise InvalidArgumentError(
+            function="compare_statistics", name="tolerance", value=tolerance, expected="a number of 0 or more"
+        )
     pairs = _paired(first.statistics, second.statistics)
     paired = set(pairs.values())
     only_first = tuple(one for index, one in enumerate(first.statistics) if index not in pairs)

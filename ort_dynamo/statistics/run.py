@@ -34,6 +34,7 @@ class RunStatistics:
 
     def __init__(self, statistics: Iterable[ValueStatistics] = ()) -> None:
         self.statistics: list[ValueStatistics] = list(statistics)
+        self._why_empty = "No graph of ort_train ran."
 
     def first_nan(self, *, infinities: bool = True) -> ValueStatistics | None:
         """Return the first value that has NaN or infinite elements although those that it was computed from have none.
@@ -74,7 +75,7 @@ class RunStatistics:
         graphs = len({one.graph for one in self.statistics})
         lines = [f"{len(self.statistics)} values, {graphs} graphs, {len({one.step for one in self.statistics})} steps"]
         if not shown:
-            return f"{lines[0]}\nNo graph of ort_train ran."
+            return f"{lines[0]}\n{self._why_empty}"
         head = ["step", "graph", "node", "operator", "module", "dtype", "shape"]
         head += ["min", "max", "mean", "std", "NaN", "inf"]
         lines += lined_up(head, map(_row, shown))
@@ -99,9 +100,10 @@ def load_statistics(path: str | Path) -> RunStatistics:
         OSError: it cannot be read.
     """
     path = Path(path)
+    suffix = _suffix("load_statistics", path)
     try:
-        return RunStatistics(_rows(path, _suffix("load_statistics", path)))
-    except (ValueError, TypeError, KeyError) as error:
+        return RunStatistics(_rows(path, suffix))
+    except (ValueError, TypeError, KeyError, csv.Error) as error:
         raise InvalidArgumentError(
             function="load_statistics", name="path", value=str(path), expected=f"a file that save() wrote ({error})"
         ) from error
@@ -124,6 +126,8 @@ def _rows(path: Path, suffix: str) -> Iterator[ValueStatistics]:
         return
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
+            if None in row.values():
+                raise ValueError("a row has too few columns")
             yield _read(row)
 
 

@@ -6,11 +6,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from ort_dynamo import RunStatistics, StatisticsComparison, ValueStatistics, collect_statistics, compare_statistics
+from ort_dynamo.errors import InvalidArgumentError
 
 VALUE = ValueStatistics(
     step=0,
@@ -52,6 +54,13 @@ def test_the_statistic_that_differs_most_is_named(change: dict[str, Any], statis
     (found,) = compared(change).differences
     assert (found.first, found.second, found.statistic) == (VALUE, replace(VALUE, **change), statistic)
     assert found.difference == pytest.approx(difference)
+
+
+@pytest.mark.parametrize("tolerance", [math.nan, -1e-3, "0.1", None, True])
+def test_the_tolerance_is_a_number_of_zero_or_more(tolerance: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="tolerance"):
+        compared({"mean": 1.1}, tolerance=tolerance)
+    assert compared({"mean": 1.1}, tolerance=np.float32(0)).differences
 
 
 def test_the_tolerance_is_relative_to_the_largest_element() -> None:

@@ -81,12 +81,34 @@ def test_pandas_reads_a_file(reader: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("run.txt", ""), ("run.json", "{"), ("run.json", '[{"step": 1}]'), ("run.json", "3"), ("run.csv", "step\n1\n")],
+    [
+        ("run.txt", ""),
+        ("run.json", "{"),
+        ("run.json", '[{"step": 1}]'),
+        ("run.json", "3"),
+        ("run.csv", "step\n1\n"),
+        ("run.csv", "x" * 200_000),  # longer than a field may be
+    ],
 )
 def test_another_file_is_refused(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(InvalidArgumentError, match="load_statistics"):
+    with pytest.raises(InvalidArgumentError, match=r"^load_statistics\(\) cannot take path=.*") as raised:
         load_statistics(tmp_path / name)
+    assert str(raised.value).count("load_statistics") == 1
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.csv"])
+def test_a_file_that_was_cut_off_is_refused_or_has_whole_rows(name: str, tmp_path: Path) -> None:
+    RunStatistics([VALUE, EMPTY]).save(tmp_path / name)
+    written = (tmp_path / name).read_text().rstrip()
+    for end in range(1, len(written)):
+        (tmp_path / name).write_text(written[:end])
+        try:
+            found = load_statistics(tmp_path / name).statistics
+        except InvalidArgumentError:
+            continue
+        assert name == "run.csv"
+        assert len(found) < 2 or written[:end].count(",") == written.count(",")
 
 
 def test_a_file_is_not_written_in_another_form(tmp_path: Path) -> None:

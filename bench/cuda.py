@@ -113,7 +113,7 @@ def main(given: Sequence[str] | None = None) -> int:
     """Run it.
 
     Returns:
-        0, 1 if a part failed or was not reached, 2 without a device.
+        0, 1 if a part failed or was not reached, 2 without a device, or if the file cannot be written.
     """
     parser = argparse.ArgumentParser(prog="python -m bench.cuda", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda", help="default: cuda")
@@ -135,6 +135,10 @@ def main(given: Sequence[str] | None = None) -> int:
     def keep(found: Mapping[str, Found]) -> None:
         arguments.out.write_text(json.dumps({"about": facts, "scale": arguments.scale, "parts": found}, indent=1))
 
+    try:
+        keep({})  # minutes of a device are not to be lost for a file that cannot be written
+    except OSError as error:
+        parser.error(f"cannot write --out: {error}")
     parts = {name: part for name, part in PARTS.items() if arguments.only in name}
     place = Place(device, arguments.scale, time.monotonic() + arguments.seconds)
     found = run_parts(parts, place, keep)

@@ -349,11 +349,14 @@ def _row(name: str, role: str, kind: str, one: Moved) -> str:
 def main(given: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join({**LARGE, **COUNTED, **SMALL})}")
+    models = {**LARGE, **COUNTED, **SMALL}
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(models)}")
     parser.add_argument("--scale", default="full", choices=["tiny", "full"])
     parser.add_argument("--version", default="1.31.1", choices=[target.version for target in recorded_cuda_targets()])
     parser.add_argument("--unfused", action="store_true", help="without kernels of ours")
     arguments = parser.parse_args(given)
+    if unknown := [name for name in arguments.names if name not in models]:
+        parser.error(f"there is no model {', '.join(unknown)}: choose of {', '.join(models)}")
     recorded = next(target for target in recorded_cuda_targets() if target.version == arguments.version)
     target = dataclasses.replace(recorded, fuses_kernels=not arguments.unfused)
     print("| model | graph | kernels | launches | GB | ms |\n|---|---|---|---|---|---|")

@@ -129,7 +129,11 @@ def run_all(schedule: Schedule, workers: Iterable[Worker]) -> list[Record]:
 def report(records: Sequence[Record]) -> list[str]:
     """List the wrong cases, a line each; then the parts, a line each; then facts for which nothing was expected."""
     bad = [f"{record['part']}: {record['name']}: {_line(record)}" for record in records if record["kind"] in BAD]
-    lines = [f"{len(bad)} wrong" if bad else "nothing was wrong", *bad, ""]
+    if not records:
+        return ["no case has such a name"]
+    idle = _idle(records)
+    rest = f", but no case ran of {', '.join(idle)}" if idle else ""
+    lines = [f"{len(bad)} wrong" if bad else f"nothing was wrong{rest}", *bad, ""]
     rows = [("part", "cases", *KINDS, "seconds")]
     for part in dict.fromkeys(record["part"] for record in records):
         mine = [record for record in records if record["part"] == part]
@@ -154,8 +158,13 @@ def _line(record: Record) -> str:
 
 def is_bad(records: Sequence[Record]) -> bool:
     """Tell if a case was wrong, or none of a part ran, or nothing at all."""
+    return not records or bool(_idle(records)) or any(record["kind"] in BAD for record in records)
+
+
+def _idle(records: Sequence[Record]) -> list[str]:
+    """Give the parts that had cases, and ran none."""
     ran = {record["part"] for record in records if record["kind"] != "not run"}
-    return not records or any(r["kind"] in BAD or r["part"] not in ran for r in records)
+    return [part for part in dict.fromkeys(record["part"] for record in records) if part not in ran]
 
 
 def said_in(folder: Path) -> dict[str, int]:
@@ -170,7 +179,7 @@ def main(given: Sequence[str] | None = None) -> int:
     """Run it.
 
     Returns:
-        0, 1 if a case was wrong or none of a part ran, 2 without a device.
+        0, 1 if a case was wrong or none of a part ran, 2 without a device, or if the file cannot be written.
     """
     begin = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m bench.device", description=(__doc__ or "").partition("\n")[0])
@@ -199,6 +208,10 @@ def main(given: Sequence[str] | None = None) -> int:
         if len(records) % every == 0:
             arguments.out.write_text(json.dumps({**kept, "cases": records}, indent=1))
 
+    try:
+        keep([])  # minutes of a device are not to be lost for a file that cannot be written
+    except OSError as error:
+        parser.error(f"cannot write --out: {error}")
     with tempfile.TemporaryDirectory() as logs:
         os.environ[LOGS] = logs
         schedule = Schedule({part: PARTS[part] for part in arguments.parts}, plan, begin, arguments.seconds, keep)

@@ -107,6 +107,16 @@ def test_without_a_device_it_says_how_to_try_the_code(capsys: pytest.CaptureFixt
     assert "--device cpu" in capsys.readouterr().err
 
 
+def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cuda, "run_parts", None)  # not to be called
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path / "none")
+    assert ended.value.code == 2
+    assert "cannot write --out: " in capsys.readouterr().err
+
+
 def test_a_contestant_that_fails_is_named_and_the_others_are_measured(
     place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,3 +73,10 @@ def test_a_training_step_is_counted_without_a_device(capsys: Any, monkeypatch: p
         assert launches["products"] >= 7  # torch runs those whose results only it reads
         assert launches["**floor of these**"] < launches["all but products and torch's"]
         assert "nodes of unknown size" not in launches
+
+
+def test_an_unknown_model_is_an_error_that_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cuda_floor.main(["mlp", "nothing"])
+    assert ended.value.code == 2
+    assert "there is no model nothing: choose of " in capsys.readouterr().err

@@ -55,7 +55,23 @@ def test_nothing_begins_after_the_end_and_that_is_no_success(
     status, found = run(tmp_path, "--parts", "facts", "--only", "Clip", "--seconds", "0")
     assert status == 1
     assert {case["kind"] for case in found["cases"]} == {"not run"}
-    assert "nothing was wrong" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("nothing was wrong, but no case ran of facts\n")
+
+
+def test_a_name_that_no_case_has_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = run(tmp_path, "--parts", "facts", "--only", "no such case")
+    assert (status, found["cases"]) == (1, [])
+    assert capsys.readouterr().out.startswith("no case has such a name\n")
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(device, "run_all", None)  # not to be called
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path / "none")
+    assert ended.value.code == 2
+    assert "cannot write --out: " in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,13 @@ def test_a_branch_on_the_value_of_a_tensor_is_a_graph_break_with_its_line(
 ) -> None:
     torch.compile(function, backend="ort_train")(torch.ones(2, 3) if comment == "the loop" else torch.ones(1, 3))
     found = ort_dynamo.summary()
-    breaks = [one for one in found.breaks if "Data-dependent branching" in one.reason]
+    # From Python 3.12 on, the bytecode of a loop jumps back where Dynamo gives up instead of breaking the graph again.
+    gives_up = function is repeats and sys.version_info >= (3, 12)
+    assert len(found.skipped) == gives_up
+    breaks = [one for one in (*found.breaks, *found.skipped) if "Data-dependent branching" in one.reason]
     assert [one.name.partition(" ")[0] for one in breaks] == names
     assert {one.where for one in breaks} == {line_of(comment)}
     assert f"graph breaks:\n  {names[0]} ({line_of(comment)})" in str(found)
-    assert found.skipped == ()
 
 
 def test_a_break_that_is_compiled_again_after_a_reset_is_listed_once() -> None:

@@ -21,6 +21,7 @@ NAMES = {
     "isc license (iscl)": "ISC",
     "mit license": "MIT",
     "apache software license": "Apache-2.0",
+    "apache license v2.0": "Apache-2.0",  # of onnx 1.18
     "bsd license": "BSD-3-Clause",
 }
 """Licences as classifiers name them -> their identifiers."""

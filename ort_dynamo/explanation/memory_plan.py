@@ -107,8 +107,10 @@ def memory_plan(
 
     Raises:
         UnknownOptionError, InvalidOptionError: bad options.
-        InvalidArgumentError: no arguments are given, and the model needs some.
+        InvalidArgumentError: the model cannot be called, or no arguments are given, and it needs some.
     """
+    if not callable(model):
+        raise InvalidArgumentError(function="memory_plan", name="model", value=model, expected="a module or a function")
     model = uncompiled(model)
     if not (args or kwargs):
         _check_needs_none(model)

@@ -68,8 +68,8 @@ def explain(
 
     Raises:
         UnknownModeError, UnknownOptionError, InvalidOptionError: bad options.
-        InvalidArgumentError: the function is compiled by another backend, or `options`, `mode` or `dynamic` is given
-            for a compiled one.
+        InvalidArgumentError: the function cannot be called, or is compiled by another backend, or `options`, `mode` or
+            `dynamic` is given for a compiled one.
     """
     mode, options, dynamic, _ = asked_settings("explain", function, mode=mode, options=options, dynamic=dynamic)
     asked = parse_options(mode, options)

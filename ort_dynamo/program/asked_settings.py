@@ -46,8 +46,11 @@ def asked_settings(
         mode, options, dynamic: those that were given.
 
     Raises:
-        InvalidArgumentError: the model is compiled by another backend, or settings are given beside its own.
+        InvalidArgumentError: the model cannot be called, or is compiled by another backend, or settings are given
+            beside its own.
     """
+    if not callable(model):
+        raise InvalidArgumentError(function=function, name="model", value=model, expected="a module or a function")
     own = compile_settings(model)
     if own is None:
         return Asked(mode, options, dynamic, is_own=False)

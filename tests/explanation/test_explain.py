@@ -138,6 +138,13 @@ def test_a_model_of_another_backend_is_refused() -> None:
         explain(torch.compile(Mlp(), backend="eager"), torch.randn(3, 4))
 
 
+@pytest.mark.parametrize("function", [ort_dynamo.explain, ort_dynamo.memory_plan, ort_dynamo.verify])
+@pytest.mark.parametrize("model", [None, 3, torch.ones(2)])
+def test_what_cannot_be_called_is_refused(function: Callable[..., Any], model: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"cannot take model=.*: expected a module or a function"):
+        function(model, torch.ones(2))
+
+
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(UnknownOptionError, match="placement"):
         explain(Mlp(), torch.randn(3, 4), options={"placment": "onnxruntime"})

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 import ort_dynamo
 from ort_dynamo import RunStatistics, collect_statistics
 from ort_dynamo.compilation import compiler
-from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.runtime import compiled_graph
 from ort_dynamo.runtime.boxed import boxed
 from ort_dynamo.runtime.observe import observed_run
@@ -363,28 +362,6 @@ def test_modules_are_chosen_by_their_paths(modules: str | list[str], paths: set[
         compiled(torch.randn(4, 8)).sum().backward()
     assert {one.module.rpartition("(")[0].strip() for one in run.statistics} == paths
     assert all(one.overload != "input" for one in run.statistics)
-
-
-@pytest.mark.parametrize("every", [0, -1, 1.5, True, "2"])
-def test_every_is_a_number_above_zero(every: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="every"), collect_statistics(every=every):
-        pass
-
-
-@pytest.mark.parametrize("modules", [3, [3], ["0", None], nn.Linear(2, 2)])
-def test_modules_are_paths(modules: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="modules"), collect_statistics(modules=modules):
-        pass
-
-
-def test_a_run_without_a_value_of_the_modules_is_not_taken_for_no_run() -> None:
-    compiled = torch.compile(mlp(), backend="ort_train")
-    with collect_statistics(modules="layers.*") as run:
-        compiled(torch.randn(4, 8)).sum().backward()
-    assert str(run) == (
-        "0 values, 0 graphs, 0 steps\nGraphs of ort_train ran, and no value of theirs was collected. "
-        "Are `modules` paths as in named_modules()?"
-    )
 
 
 def test_a_finite_run_has_no_nan_and_prints_a_table() -> None:

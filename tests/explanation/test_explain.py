@@ -140,7 +140,7 @@ def test_a_model_of_another_backend_is_refused() -> None:
 
 @pytest.mark.parametrize("function", [ort_dynamo.explain, ort_dynamo.memory_plan, ort_dynamo.verify])
 @pytest.mark.parametrize("model", [None, 3, torch.ones(2)])
-def test_what_cannot_be_called_is_refused(function: Callable[..., Any], model: Any) -> None:
+def test_a_model_that_cannot_be_called_is_refused(function: Callable[..., Any], model: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"cannot take model=.*: expected a module or a function"):
         function(model, torch.ones(2))
 

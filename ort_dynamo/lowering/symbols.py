@@ -92,6 +92,11 @@ class Symbols:
         self._values: dict[sympy.Expr, ir.Value] = {}
         self._computed: dict[sympy.Expr, Callable[[], ir.Value]] = {}
 
+    @property
+    def is_needed(self) -> bool:
+        """Check whether a size or a number of the graph is symbolic."""
+        return bool(self._scalars or self._readers or self._computed)
+
     def offer_scalar(self, expr: sympy.Expr, value: ir.Value) -> None:
         """`value`, an int64 or float64 scalar input, is `expr`."""
         self._scalars.setdefault(expr, value)

@@ -258,7 +258,8 @@ class _Walk:
             self.values[node] = value
             return
         check_outputs(node)
-        self.equal_sizes.add(node)
+        if self._symbols.is_needed:
+            self.equal_sizes.add(node)
         if not isinstance(node.target, OpOverload):
             raise UnsupportedNodeError(f"{node.target} is not an ATen operator")
         context = LoweringContext(self._builder, self._symbols, self._fakes, node)

@@ -41,13 +41,17 @@ class EqualSizes:
         }
         for (first, one), (second, other) in itertools.combinations(sizes.items(), 2):
             if _may_be_equal(first, second) and known_true(one == other):
-                self._same.setdefault(self.name(str(second)), self.name(str(first)))
+                self._join(self.name(str(first)), self.name(str(second)))
 
     def name(self, size: str) -> str:
         """Return the name of a size, which may be its own."""
-        while size in self._same and self._same[size] != size:
+        while size in self._same:
             size = self._same[size]
         return size
+
+    def _join(self, first: str, second: str) -> None:
+        if first != second:
+            self._same[second] = first
 
     def rename_in(self, graph: ir.Graph) -> None:
         """Give equal dimensions of a graph's values, and of those of its branches, one name."""

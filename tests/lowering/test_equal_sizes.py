@@ -46,6 +46,20 @@ def dims(model: onnx.ModelProto) -> set[str]:
     return {dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim if "*" in dim.dim_param}
 
 
+def joined(*sizes: Tensor) -> Tensor:
+    first, second, third, last = (one.reshape(-1) for one in sizes)
+    one, other = (first * second).sin() * second, (third * last).sin() * last
+    return (other * one).exp().sum()
+
+
+def test_flattened_batches_whose_equality_is_found_late_have_one_name(tmp_path: Path, lowered: None) -> None:
+    inputs = [torch.randn(sizes, requires_grad=True) for sizes in ((3, 4), (2, 6), (6, 2), (4, 3))]
+    for one in inputs:
+        torch._dynamo.mark_dynamic(one, [0, 1])
+    models = saved(joined, tmp_path, *inputs)
+    assert [len(dims(model)) for model in models] == [1] * len(models)
+
+
 @pytest.mark.parametrize("function", [loss, masked])
 def test_flattened_batches_of_two_tensors_have_one_name(
     function: Callable[..., Tensor], tmp_path: Path, lowered: None

@@ -8,17 +8,40 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DOMAIN", "ITSELF", "FusedOp", "FusedOutput", "Size", "fused_ops_from_json", "fused_ops_to_json"]
+__all__ = [
+    "DOMAIN",
+    "ITSELF",
+    "POINTERS",
+    "FusedOp",
+    "FusedOutput",
+    "Size",
+    "fused_ops_from_json",
+    "fused_ops_to_json",
+]
 
 DOMAIN = "ort_dynamo.fused"
 """The domain of every fused operator."""
 
 ITSELF = -1
 """The axis of a symbol whose value is not a dimension of its input, but the input: one int64, which is on the host."""
+
+POINTERS: Mapping[int, str] = {
+    1: "*fp32",
+    2: "*u8",
+    3: "*i8",
+    5: "*i16",
+    6: "*i32",
+    7: "*i64",
+    9: "*i1",
+    10: "*fp16",
+    11: "*fp64",
+    16: "*bf16",
+}
+"""ONNX element type (TensorProto.DataType) -> Triton's name of a pointer to it."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ort_dynamo.graph.fused_op import FusedOp
+from ort_dynamo.graph.fused_op import POINTERS, FusedOp
 from ort_dynamo.runtime.kernels.fused_kernel import TRAILING_NULLS, CompiledKernel, KernelVariant
 from ort_dynamo.runtime.kernels.kernel_source import KernelSourceError, checked_source
 from ort_dynamo.runtime.kernels.triton_workers import TOOL_PATHS, compile_all
@@ -29,20 +29,6 @@ __all__ = ["KernelStore", "compile_kernels", "triton_version"]
 
 _FORMAT = 2
 """The format version of stored kernels; it is part of their keys."""
-
-_TYPES = {
-    1: "*fp32",
-    2: "*u8",
-    3: "*i8",
-    5: "*i16",
-    6: "*i32",
-    7: "*i64",
-    9: "*i1",
-    10: "*fp16",
-    11: "*fp64",
-    16: "*bf16",
-}
-"""ONNX element type (TensorProto.DataType) -> Triton's name of a pointer to it."""
 
 
 class KernelStore(Protocol):
@@ -126,9 +112,9 @@ def _request(op: FusedOp, capability: tuple[int, int]) -> dict[str, Any]:
     source = checked_source(op.source, op.name)
     dtypes = _dtypes(op)
     for dtype in dtypes:
-        if dtype not in _TYPES:
+        if dtype not in POINTERS:
             raise KernelSourceError(f"Triton has no tensors of ONNX's element type {dtype}")
-    types = [_TYPES[dtype] for dtype in dtypes] + ["i64"] * len(op.symbols)
+    types = [POINTERS[dtype] for dtype in dtypes] + ["i64"] * len(op.symbols)
     if len(types) != len(source.parameters):
         raise KernelSourceError(f"the function has {len(source.parameters)} parameters, the operator {len(types)}")
     major, minor = capability

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ort_dynamo.graph.fused_op import Size
+from ort_dynamo.graph.fused_op import POINTERS, Size
 from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.analysis.host_values import host_nodes, is_host_number, is_of_sizes
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import summed_axes
-from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import has_known_shape
+from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import has_known_shape, measured, measuring
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
@@ -119,7 +119,7 @@ class _Search:
         values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
         if node.op_type in MOVES and not node.domain:
             data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
-            if node.op_type != "Concat" and not has_known_shape(node):
+            if node.op_type != "Concat" and not (has_known_shape(node) and self._are_measured(node)):
                 return False
             values = [value for value in (*data, *node.outputs) if value is not None]
         elif (axes := reduced_axes(node)) is not None:
@@ -145,6 +145,13 @@ class _Search:
         elif not computes(node):
             return False
         return all(self._is_taken(value) for value in values)
+
+    def _are_measured(self, node: ir.Node) -> bool:
+        """Check whether a kernel takes the tensors from whose shapes the shape of a node's result is computed."""
+        return all(
+            self._sizes.find(one) is not None and one.dtype is not None and one.dtype.value in POINTERS
+            for one in measured(measuring([node]))
+        )
 
     def _is_indexed_by_row(self, node: ir.Node) -> bool:
         """Check whether GatherElements or ScatterElements has one index per row of an axis, and adds or sets floats."""
@@ -194,7 +201,9 @@ class _Search:
         readers: dict[ir.Value, list[ir.Node]] = {}
         for node in self._nodes:
             for value in node.inputs:
-                if value is not None and self._of[node].points is not None and number_of(value) is None:
+                if value is None or self._sizes.find(value) is None:
+                    continue
+                if self._of[node].points is not None and number_of(value) is None:
                     readers.setdefault(value, []).append(node)
         for value, nodes in readers.items():
             count = self._sizes.count(value)

@@ -10,7 +10,7 @@ from generated_graphs import as_numpy, as_torch
 from test_fuse_kernels import HEADER, assert_same, fused, run, with_kernels
 from triton_interpreter import interpret
 
-from ort_dynamo.graph.fused_op import DOMAIN
+from ort_dynamo.graph.fused_op import DOMAIN, POINTERS
 from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops
 from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import measuring
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
@@ -30,18 +30,29 @@ BY_DATA = """g (float[M, 8] x, float[8] b, int64[3] shape) => (float[N, T, 8] y)
 OF_ITSELF = """g (float[N, 8] x, float[8] b) => (float[N, 8] y) <float[N, 8] f> {
   a = Add(x, b)  shape = Shape(a)  f = Reshape(a, shape)  y = Tanh(f)
 }"""
+LOOP = """Loop <body = step (int64 i, bool on, STATE s) => (bool still, STATE next) {
+    still = Identity(on)  INSIDE }> (twice, true, START)"""
+LOOPS = "int64 twice = {2}, bool true = {1}"
+OF_UNKNOWN_RANK = f"""g (float[8] x, float[8] b, float[N, T, 8] h) => (float[N, T, 8] y) <float[N, T, 8] f, {LOOPS}> {{
+  like = {LOOP.replace("STATE", "float").replace("INSIDE", "next = Identity(s)").replace("START", "h")}
+  shape = Shape(like)  a = Add(x, b)  f = Expand(a, shape)  y = Tanh(f)
+}}"""
+OF_UNKNOWN_LENGTH = """g (float[8] x, float[8] b, float[N, T, 8] like) => (float[N, T, 8] y)
+  <float[8] a, float[N, T, 8] f, int64[?] shape> {
+  shape = Shape(like)  a = Add(x, b)  f = Expand(a, shape)  y = Tanh(f)
+}"""
 TEXTS = {"bias": BIAS, "expanded": EXPANDED, "of itself": OF_ITSELF}
 
 
 def inputs_of(text: str, n: int, t: int) -> dict[str, np.ndarray]:
     draws = np.random.default_rng(0)
     sizes = {"N*T": n * t, "N": n, "T": t}
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for value in onnx.parser.parse_model(HEADER + text).graph.input:
         dims = value.type.tensor_type.shape.dim
         shape = [dim.dim_value or sizes[dim.dim_param] for dim in dims]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        found[value.name] = draws.standard_normal(shape).astype(dtype)
+        found[value.name] = np.zeros(shape, dtype) if dtype == np.int64 else draws.standard_normal(shape).astype(dtype)
     return found
 
 
@@ -78,6 +89,29 @@ def test_a_shape_that_others_read_is_computed_for_them() -> None:
 def test_other_shapes_end_a_kernel(text: str) -> None:
     model = fused(text)
     assert "Reshape" in [node.op_type for node in model.graph]
+
+
+@pytest.mark.parametrize("text", [OF_UNKNOWN_RANK], ids=["of unknown rank"])
+def test_shapes_that_no_kernel_can_know_end_a_kernel(text: str) -> None:
+    model = fused(text)
+    assert {"Loop", "Expand"} <= {node.op_type for node in model.graph}
+    inputs = inputs_of(text, 2, 3)
+    assert_same(run(ir.to_proto(model), inputs), run(onnx.parser.parse_model(HEADER + text), inputs), 1e-6)
+
+
+def test_the_length_of_a_shape_may_be_unknown() -> None:
+    model = fused(OF_UNKNOWN_LENGTH)
+    assert [node.domain for node in model.graph if node.op_type != "Add"] == [DOMAIN]
+    inputs = inputs_of(OF_UNKNOWN_LENGTH, 2, 3)
+    plain = onnx.parser.parse_model(HEADER + OF_UNKNOWN_LENGTH)
+    assert_same(run(ir.to_proto(model), inputs), run(plain, inputs), 1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "taken"), [("uint8", True), ("uint16", False), ("uint64", False)])
+def test_a_kernel_measures_tensors_that_it_can_take(dtype: str, taken: bool) -> None:
+    model = fused(BIAS.replace("int64[N, T] like", f"{dtype}[N, T] like"))
+    assert all(one in POINTERS for op in fused_ops(model) for one in op.inputs)
+    assert ("Reshape" not in [node.op_type for node in model.graph]) == taken
 
 
 def test_nodes_of_a_shape_come_after_those_that_they_read() -> None:

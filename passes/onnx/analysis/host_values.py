@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from ort_dynamo.graph.marks import NUMBER
+from ort_dynamo.passes.onnx.analysis.subgraphs import subgraphs_of
 
 __all__ = ["MEASURES", "READ_ON_HOST", "host_nodes", "is_host_number"]
 
@@ -96,7 +97,7 @@ def is_of_sizes(value: ir.Value, *, integers: bool = False) -> bool:
 def _is_of(node: ir.Node, sized: set[ir.Value]) -> bool:
     """Check whether a node measures a tensor, or computes something of these values and constants alone.
 
-    If a kernel takes such a value on the host, its result is on the device.
+    If a kernel takes such a value on the host, its result is on the device. A subgraph may read other values.
     """
     if node.op_type in MEASURES:
         return True
@@ -105,6 +106,7 @@ def _is_of(node: ir.Node, sized: set[ir.Value]) -> bool:
     return (
         bool(read)
         and not node.domain
+        and not subgraphs_of(node)
         and all(one in sized for one in read)
         and not any(node.inputs[i] in read for i in told if i < len(node.inputs))
     )

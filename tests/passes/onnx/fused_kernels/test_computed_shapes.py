@@ -41,6 +41,12 @@ OF_UNKNOWN_LENGTH = """g (float[8] x, float[8] b, float[N, T, 8] like) => (float
   <float[8] a, float[N, T, 8] f, int64[?] shape> {
   shape = Shape(like)  a = Add(x, b)  f = Expand(a, shape)  y = Tanh(f)
 }"""
+OF_A_LOOP = f"""g (float[8] x, float[8] b, float[N, T, 8] like, int64[3] zeros) => (float[N, T, 8] y)
+  <float[N, T, 8] f, int64[3] shape, {LOOPS}> {{
+  sizes = Shape(like)
+  shape = {LOOP.replace("STATE", "int64[3]").replace("INSIDE", "next = Add(s, zeros)").replace("START", "sizes")}
+  a = Add(x, b)  f = Expand(a, shape)  y = Tanh(f)
+}}"""
 TEXTS = {"bias": BIAS, "expanded": EXPANDED, "of itself": OF_ITSELF}
 
 
@@ -91,7 +97,7 @@ def test_other_shapes_end_a_kernel(text: str) -> None:
     assert "Reshape" in [node.op_type for node in model.graph]
 
 
-@pytest.mark.parametrize("text", [OF_UNKNOWN_RANK], ids=["of unknown rank"])
+@pytest.mark.parametrize("text", [OF_UNKNOWN_RANK, OF_A_LOOP], ids=["of unknown rank", "of a loop"])
 def test_shapes_that_no_kernel_can_know_end_a_kernel(text: str) -> None:
     model = fused(text)
     assert {"Loop", "Expand"} <= {node.op_type for node in model.graph}

@@ -86,7 +86,7 @@ def _in_parts(values: dict[ir.Value, ir.Value], output: ir.Value, kernel: Kernel
     rows = values[x]
     if kernel.part is None or kernel.part * parts != kernel.rows.factor:
         rows = add("Reshape", rows, integers(-1, columns))
-        count = add("Shape", rows, start=0, end=1)
+        count = add("Gather", add("Shape", rows), integers(0))  # a Shape of a part needs opset 15
         part = add("Div", add("Add", count, integers(parts - 1)), integers(parts))
         left = add("Sub", add("Mul", part, integers(parts)), count)
         rows = add("Pad", rows, add("Concat", integers(0, 0), left, integers(0), axis=0))

@@ -179,6 +179,18 @@ def test_generated_statistics(seed: int) -> None:
             assert_computes_the_same(plain, model, rows)
 
 
+@pytest.mark.parametrize("opset", [13, 15])
+@pytest.mark.parametrize("rows", [131, "N"])
+def test_sums_of_unequal_parts_are_valid_in_older_opsets(rows: int | str, opset: int) -> None:
+    text = f"""g (float[{rows}, 40] x) => (float[{rows}, 40] y, float[40] total) <int64[1] zero = {{0}}> {{
+      y = Exp(x)  total = ReduceSum<keepdims=0>(y, zero)
+    }}"""
+    plain = onnx.parser.parse_model(HEADER.replace('"" : 20', f'"" : {opset}') + text)
+    model = fused(plain)
+    assert {node.domain for node in model.graph} == {DOMAIN}
+    assert_computes_the_same(plain, model, 131)
+
+
 def test_generated_statistics_have_totals() -> None:
     models = [fused(plain) for seed in range(40) if (plain := generated(seed)) is not None]
     assert sum(bool(totals(model)) for model in models) > 10

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ort_dynamo.graph.boundary import copy_with_strides, symbolic_strides
-from ort_dynamo.graph.marks import SECTION
+from ort_dynamo.graph.marks import READABLE, SECTION
 from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
@@ -118,6 +118,8 @@ class _Builder:
         if node in self._input_sizes:
             number = self._sizes.number(node.meta["val"])
             assert isinstance(number, Node)
+            if READABLE in node.meta:  # which a backward may read it by
+                number.meta.setdefault(READABLE, node.meta[READABLE])
             self._outside[node] = number
         else:
             argument = self._contiguous if _needs_contiguous(node) else self._view_outside

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ort_dynamo.errors import InvalidArgumentError
@@ -34,7 +35,9 @@ class Viewing(nn.Module):
         return split.transpose(1, 2), x.t(), hidden.unsqueeze(1).expand(-1, 3, -1), split[:, 0].reshape(-1)
 
 
-def compile_and_save(model: nn.Module, folder: Path, *args: Tensor, dynamic: bool = False) -> tuple[Path, list[Tensor]]:
+def compile_and_save(
+    model: nn.Module, folder: Path, *args: Tensor, dynamic: bool | None = False
+) -> tuple[Path, list[Tensor]]:
     compiled = torch.compile(model, backend="ort_train", options={"save_onnx": str(folder)}, dynamic=dynamic)
     outputs = list(compiled(*args))
     sum(output.sum() for output in outputs if output.requires_grad).backward()  # type: ignore[union-attr]
@@ -105,6 +108,30 @@ def test_views_between_sessions_become_onnx_nodes(name: str, dynamic: bool, tmp_
     found = run(joined, {"x": x.numpy(), **{name: one.detach().numpy() for name, one in model.named_parameters()}})
     for index, output in enumerate(outputs):
         np.testing.assert_allclose(found[f"output_{index}"], output.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_that_a_backward_reads_are_those_of_the_forward(tmp_path: Path) -> None:
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor]:
+            return (F.cross_entropy(self.fc(x)[:, :-1].reshape(-1, 4), y[:, 1:].reshape(-1)),)
+
+    model, x, y = Loss(), torch.randn(3, 5, 6), torch.randint(4, (3, 5))
+    for axis in (0, 1):
+        torch._dynamo.mark_dynamic(x, axis)
+        torch._dynamo.mark_dynamic(y, axis)
+    path, (loss,) = compile_and_save(model, tmp_path, x, y, dynamic=None)
+    joined = ir.to_proto(join_models(path, "rewritten"))
+    onnx.checker.check_model(joined, full_check=True)
+    feeds: dict[str, Any] = {name: one.detach().numpy() for name, one in model.named_parameters()}
+    found = run(joined, feeds | {"x": x.numpy(), "y": y.numpy(), "output_0.grad": np.ones((), np.float32)})
+    np.testing.assert_allclose(found["output_0"], loss.detach().numpy(), rtol=1e-5)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        np.testing.assert_allclose(found[f"{name}.grad"], parameter.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_the_forward_alone_has_no_saved_tensors(tmp_path: Path) -> None:

@@ -157,5 +157,6 @@ def viewed(node: Node, inner: Node) -> tuple[Any, tuple[Any, ...], bool] | None:
         whole = source.meta["val"].shape
         is_contiguous = has_strides(inner.meta["val"], range(rank))
         if are_equal(shape[:2], whole[:2]) and is_contiguous:
-            return aten.view.default, (inner, [-1, *shape[2:], shape[1]]), True
+            rows = shape[0] if isinstance(shape[0], int) else -1
+            return aten.view.default, (inner, [rows, *shape[2:], shape[1]]), True
     return None

@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch.fx import Node
 
-from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.torch_internals.fakes import fakes_around
 from ort_dynamo.torch_internals.sizes.symbols import given_expression, known_true
 
 __all__ = ["EqualSizes"]
@@ -31,14 +31,8 @@ class EqualSizes:
         The question is asked of products, sums and the like of different symbols alone, since sizes such as `s0` and
         `s0*s1` are hardly ever equal.
         """
-        fakes = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
-        tensors = (leaf for leaf in tree_leaves(fakes) if isinstance(leaf, torch.Tensor))
-        sizes = {
-            given_expression(size): size
-            for tensor in tensors
-            for size in tensor.shape
-            if isinstance(size, torch.SymInt)
-        }
+        found = (size for fake in fakes_around(node) for size in fake.shape if isinstance(size, torch.SymInt))
+        sizes = {given_expression(size): size for size in found}
         for (first, one), (second, other) in itertools.combinations(sizes.items(), 2):
             if _may_be_equal(first, second) and known_true(one == other):
                 self._join(self.name(str(first)), self.name(str(second)))

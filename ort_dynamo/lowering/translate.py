@@ -28,6 +28,7 @@ from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
 from ort_dynamo.lowering.value_checks import check_outputs, check_tensor, entering_spec, is_number
 from ort_dynamo.program.progress import counted
 from ort_dynamo.targets.target import OPSET, Target
+from ort_dynamo.torch_internals.fakes import fakes_around
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, higher_order
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.sizes.size_guards import SIZE_FACTS, recording, replaying
@@ -156,9 +157,7 @@ def _refusal(node: Node, target: Target, lacks_kernel: LacksKernel) -> str | Non
 
 def _may_be_empty(node: Node) -> bool:
     """Check whether a tensor that a node reads or gives has no element, or a size that guards allow to be 0."""
-    values = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
-    tensors = (one for one in tree_leaves(values) if isinstance(one, torch.Tensor))
-    return not all(known_true(size > 0) for tensor in tensors for size in tensor.shape)
+    return not all(known_true(size > 0) for fake in fakes_around(node) for size in fake.shape)
 
 
 def _mixes_dtypes(node: Node) -> bool:

@@ -20,8 +20,8 @@ from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.lowering.translate import COND
 from ort_dynamo.passes.fx.analysis.mutation import writes_input
 from ort_dynamo.program.progress import counted
+from ort_dynamo.torch_internals.fakes import fakes_around
 from ort_dynamo.torch_internals.kernels.operators import HigherOrderOperator, OpOverload, aten, is_collective
-from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.sizes.symbols import given_expression
 
 __all__ = ["Place", "Placement", "classify"]
@@ -148,10 +148,9 @@ def _other_kind(node: Node) -> str | None:
 
 
 def _other_device(node: Node, device: torch.device) -> str | None:
-    tensors = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
-    for fake in tree_leaves(tensors):
-        if isinstance(fake, torch.Tensor) and fake.device.type == "meta":
+    for fake in fakes_around(node):
+        if fake.device.type == "meta":
             return "it has a tensor on meta, which holds no data: move the model and its inputs to a device"
-        if isinstance(fake, torch.Tensor) and fake.device != device:
+        if fake.device != device:
             return f"it has a tensor on {fake.device}, and the graph's sessions are on {device}"
     return None

@@ -9,10 +9,20 @@ import torch
 # Every tested version has them here; the fake values of a traced graph are made of them.
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx import Node
 
 from ort_dynamo.torch_internals.lookup import private
+from ort_dynamo.torch_internals.pytree import tree_leaves
 
-__all__ = ["FAKE_TENSOR_LOG", "FakeTensor", "FakeTensorMode", "detect_fake_mode", "of_fixed_sizes", "storage_identity"]
+__all__ = [
+    "FAKE_TENSOR_LOG",
+    "FakeTensor",
+    "FakeTensorMode",
+    "detect_fake_mode",
+    "fakes_around",
+    "of_fixed_sizes",
+    "storage_identity",
+]
 
 _tracing_context = private("torch._guards:TracingContext")
 
@@ -27,6 +37,12 @@ def of_fixed_sizes(tensor: torch.Tensor) -> torch.Tensor:
     if mode is None or isinstance(tensor, FakeTensor):
         return tensor
     return mode.from_tensor(tensor, static_shapes=True)
+
+
+def fakes_around(node: Node) -> list[torch.Tensor]:
+    """Return the fake tensors of a node's result and of its arguments."""
+    values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"

@@ -18,10 +18,9 @@ from ort_dynamo.passes.fx.analysis.fake_values import add_call
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random, must_recompute, tag
 from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.torch_internals.fakes import detect_fake_mode
+from ort_dynamo.torch_internals.fakes import detect_fake_mode, fakes_around
 from ort_dynamo.torch_internals.kernels.dropout_mask import DROPOUT_MASK
 from ort_dynamo.torch_internals.kernels.operators import aten, prims
-from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.sizes.symbols import is_unbacked
 
 __all__ = ["HoistRandom", "is_random_op"]
@@ -119,8 +118,7 @@ def _mark(node: Node) -> Node:
 
 def _carriers(node: Node) -> Iterator[Node]:
     """Yield the nodes from which the sizes around a random op may be read: no tangent, on which no forward depends."""
-    fakes = tree_leaves([one.meta.get("val") for one in (node, *node.all_input_nodes)])
-    by_data = is_unbacked(*(size for fake in fakes if isinstance(fake, torch.Tensor) for size in fake.shape))
+    by_data = is_unbacked(*(size for fake in fakes_around(node) for size in fake.shape))
     before = takewhile(lambda one: one is not node, node.graph.nodes)
     for one in before if by_data else node.graph.find_nodes(op="placeholder"):
         if one.op != "placeholder" or "tangents" not in one.name:

@@ -8,7 +8,7 @@ symbols and the ShapeEnv that knows their ranges, the guards and the example's v
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ __all__ = [
     "is_nonnegative",
     "is_unbacked",
     "kind",
+    "known_equal",
     "known_true",
     "optimization_hint",
     "product_of",
@@ -86,6 +87,11 @@ def known_true(condition: bool | torch.SymBool) -> bool:
         return condition
     answer = partial(symbolic_shapes.statically_known_true, condition)
     return ask("known to be true", (given_expression(condition),), lambda: bool(answer()))
+
+
+def known_equal(first: Sequence[int | torch.SymInt], second: Sequence[int | torch.SymInt]) -> bool:
+    """Check whether two shapes, or the strides of two tensors, are known to be equal."""
+    return len(first) == len(second) and all(known_true(one == other) for one, other in zip(first, second, strict=True))
 
 
 def is_nonnegative(size: int | torch.SymInt) -> bool:

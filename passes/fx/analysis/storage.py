@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from ort_dynamo.torch_internals.fakes import storage_identity
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.sizes.symbols import known_true
+from ort_dynamo.torch_internals.sizes.symbols import known_equal
 
 __all__ = ["are_laid_out_alike", "fakes_in", "storage_of", "storages_of"]
 
@@ -39,11 +39,8 @@ def are_laid_out_alike(first: torch.Tensor, second: torch.Tensor, *, by_place: b
         by_place: whether they must begin at the same place of their storage, too: `as_strided` counts from there.
     """
     layouts = [(*one.stride(), *((one.storage_offset(),) if by_place else ())) for one in (first, second)]
-    return (
-        len(layouts[0]) == len(layouts[1])
-        and all(known_true(a == b) for a, b in zip(*layouts, strict=True))
-        and (first.is_conj(), first.is_neg()) == (second.is_conj(), second.is_neg())
-    )
+    bits = [(one.is_conj(), one.is_neg()) for one in (first, second)]
+    return known_equal(*layouts) and bits[0] == bits[1]
 
 
 def storage_of(node: Node) -> int:

@@ -29,7 +29,7 @@ from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernels.kernel_layouts import IMAGE_OPERATORS, convolves_in_onednn, follows_layout
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_pointwise
 from ort_dynamo.torch_internals.kernels.view_operators import ALIASES
-from ort_dynamo.torch_internals.sizes.symbols import known_true
+from ort_dynamo.torch_internals.sizes.symbols import known_equal, known_true
 
 __all__ = ["ConvertToChannelsLast"]
 
@@ -347,8 +347,7 @@ def _puts_in_order(node: Node) -> bool:
 
 
 def _has_shape(node: Node, value: torch.Tensor) -> bool:
-    fake = node.meta["val"]
-    return fake.dim() == value.dim() and all(known_true(a == b) for a, b in zip(fake.shape, value.shape, strict=True))
+    return known_equal(node.meta["val"].shape, value.shape)
 
 
 def _is_repeated(fake: torch.Tensor) -> bool:

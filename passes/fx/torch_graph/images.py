@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ort_dynamo.torch_internals.kernels.kernel_layouts import CONVOLUTIONS
 from ort_dynamo.torch_internals.kernels.operators import aten
 from ort_dynamo.torch_internals.kernels.precision import convolves_in_tf32
 from ort_dynamo.torch_internals.kernels.view_operators import ALIASES, RESHAPES
-from ort_dynamo.torch_internals.sizes.symbols import known_true
+from ort_dynamo.torch_internals.sizes.symbols import known_equal, known_true
 
 __all__ = [
     "CAST_ARGUMENTS",
@@ -24,7 +23,6 @@ __all__ = [
     "POOLS",
     "SUMS",
     "VIEWS",
-    "are_equal",
     "channels_last",
     "is_back",
     "is_known",
@@ -82,11 +80,6 @@ def is_known(fake: torch.Tensor) -> bool:
     return is_static and known_true(fake.numel() > 0)
 
 
-def are_equal(first: Sequence[int | torch.SymInt], second: Sequence[int | torch.SymInt]) -> bool:
-    """Check whether two shapes are known to be equal. Installs no guard."""
-    return len(first) == len(second) and all(known_true(one == other) for one, other in zip(first, second, strict=True))
-
-
 def is_permuted(node: Node) -> bool:
     """Check whether a node is a convolution that the pass computes in channels_last."""
     if node.target not in CONVOLUTIONS or CHANNELS_LAST in node.meta:
@@ -124,7 +117,7 @@ def is_of_channels(node: Node) -> bool:
     source: Any = node.args[0]
     given, result = source.meta["val"], node.meta["val"]
     is_image = given.dim() == result.dim() == 4 and is_known(given) and is_known(result)
-    return is_image and tuple(given.shape[2:]) == (1, 1) and are_equal(given.shape[:2], result.shape[:2])
+    return is_image and tuple(given.shape[2:]) == (1, 1) and known_equal(given.shape[:2], result.shape[:2])
 
 
 def is_normalized(fake: torch.Tensor) -> bool:
@@ -156,7 +149,7 @@ def viewed(node: Node, inner: Node) -> tuple[Any, tuple[Any, ...], bool] | None:
     if node.target in RESHAPES and all(isinstance(size, int) for size in shape[1:]):
         whole = source.meta["val"].shape
         is_contiguous = has_strides(inner.meta["val"], range(rank))
-        if are_equal(shape[:2], whole[:2]) and is_contiguous:
+        if known_equal(shape[:2], whole[:2]) and is_contiguous:
             rows = shape[0] if isinstance(shape[0], int) else -1
             return aten.view.default, (inner, [rows, *shape[2:], shape[1]]), True
     return None

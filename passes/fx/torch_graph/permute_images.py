@@ -22,7 +22,6 @@ from ort_dynamo.passes.fx.torch_graph.images import (
     POINTWISE,
     POOLS,
     SUMS,
-    are_equal,
     channels_last,
     is_back,
     is_normalized,
@@ -34,6 +33,7 @@ from ort_dynamo.passes.fx.torch_graph.images import (
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose
 from ort_dynamo.torch_internals.kernels.kernel_layouts import CONVOLUTIONS
 from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.sizes.symbols import known_equal
 
 __all__ = ["PermuteImages"]
 
@@ -183,7 +183,7 @@ class _Images(ImageNodes):
         if not (is_pointwise(node) or node.target in POINTWISE):
             return False
         tensors = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
-        if not any(one in self._inner and are_equal(one.meta["val"].shape, value.shape) for one in tensors):
+        if not any(one in self._inner and known_equal(one.meta["val"].shape, value.shape) for one in tensors):
             return False
         if any(one.meta["val"].dim() > value.dim() for one in tensors) or len(tensors) != len(node.all_input_nodes):
             return False

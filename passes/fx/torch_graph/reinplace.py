@@ -23,7 +23,7 @@ from ort_dynamo.torch_internals.kernels.operators import (
     is_mutable,
     is_pointwise,
 )
-from ort_dynamo.torch_internals.sizes.symbols import known_true
+from ort_dynamo.torch_internals.sizes.symbols import known_equal, known_true
 
 __all__ = ["Reinplace"]
 
@@ -147,7 +147,7 @@ def _same_layout(over: Any, written: Any) -> bool:
         return False
     # A view of conjugates stays one when it is written over; operators such as view_as_real refuse it.
     return (
-        (over.dtype, over.device, over.dim()) == (written.dtype, written.device, written.dim())
-        and all(known_true(a == b) for a, b in zip(over.shape, written.shape, strict=True))
+        (over.dtype, over.device) == (written.dtype, written.device)
+        and known_equal(over.shape, written.shape)
         and are_laid_out_alike(over, written, by_place=False)
     )

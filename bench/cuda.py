@@ -26,7 +26,7 @@ from bench.cuda_checks import CHECKS, Found
 from bench.cuda_device import Place
 from bench.cuda_speed import SPEEDS
 
-__all__ = ["PARTS", "about", "main", "run_parts", "table"]
+__all__ = ["PARTS", "about", "main", "run_parts", "table", "try_out"]
 
 PARTS: dict[str, Callable[[Place], Found]] = {**CHECKS, **SPEEDS}
 """name -> part, in their order."""
@@ -109,6 +109,14 @@ def about(device: torch.device) -> dict[str, Any]:
     }
 
 
+def try_out(parser: argparse.ArgumentParser, keep: Callable[[], None]) -> None:
+    """Write the file of `--out` before anything runs, or end: minutes of a device are not to be lost for a file."""
+    try:
+        keep()
+    except OSError as error:
+        parser.error(f"cannot write --out: {error}")
+
+
 def main(given: Sequence[str] | None = None) -> int:
     """Run it.
 
@@ -135,10 +143,7 @@ def main(given: Sequence[str] | None = None) -> int:
     def keep(found: Mapping[str, Found]) -> None:
         arguments.out.write_text(json.dumps({"about": facts, "scale": arguments.scale, "parts": found}, indent=1))
 
-    try:
-        keep({})  # minutes of a device are not to be lost for a file that cannot be written
-    except OSError as error:
-        parser.error(f"cannot write --out: {error}")
+    try_out(parser, lambda: keep({}))
     parts = {name: part for name, part in PARTS.items() if arguments.only in name}
     place = Place(device, arguments.scale, time.monotonic() + arguments.seconds)
     found = run_parts(parts, place, keep)

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from bench.cuda import about
+from bench.cuda import about, try_out
 from bench.device_parts import LOGS, PARTS, Job, Part, Plan, Worker, cases_of, prepare
 
 __all__ = ["Schedule", "main", "report", "run_all"]
@@ -208,10 +208,7 @@ def main(given: Sequence[str] | None = None) -> int:
         if len(records) % every == 0:
             arguments.out.write_text(json.dumps({**kept, "cases": records}, indent=1))
 
-    try:
-        keep([])  # minutes of a device are not to be lost for a file that cannot be written
-    except OSError as error:
-        parser.error(f"cannot write --out: {error}")
+    try_out(parser, lambda: keep([]))
     with tempfile.TemporaryDirectory() as logs:
         os.environ[LOGS] = logs
         schedule = Schedule({part: PARTS[part] for part in arguments.parts}, plan, begin, arguments.seconds, keep)

@@ -95,7 +95,7 @@ def _dtypes(op: FusedOp) -> list[int]:
 
 
 def _options(op: FusedOp) -> dict[str, Any]:
-    # As in eager mode, each result is rounded (a*a - b*b is 0 where a is b), and no subnormal number is taken for 0.
+    # Each result is rounded, as in eager mode (a*a - b*b is 0 where a is b), and no subnormal number is taken for 0.
     plain = {"num_warps": op.num_warps, "num_stages": 3, "enable_fp_fusion": False, "enable_reflect_ftz": False}
     # Without "debug" Triton drops assertions, and with it adds its own, of overflows.
     return {**plain, "debug": True, "sanitize_overflow": False} if "tl.device_assert(" in op.source else plain

@@ -291,7 +291,7 @@ def difference(in0, in1, out0):
 @needs_triton
 @pytest.mark.parametrize("capability", ARCHITECTURES, ids=str)
 def test_a_product_is_rounded_before_it_is_subtracted(capability: tuple[int, int], tmp_path: Path) -> None:
-    # As one operation the difference of equal squares is an error of rounding, of which a square root is NaN.
+    # One fused operation gives the difference of equal squares as an error of rounding, whose square root may be NaN.
     output = FusedOutput(FLOAT, (Size(1024),))
     op = FusedOp("difference", (FLOAT, FLOAT), (output,), (), Size(1024), 1024, DIFFERENCE)
     listing = instructions(compiled(op, capability).aligned.cubin, tmp_path)

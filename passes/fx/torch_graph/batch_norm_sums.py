@@ -109,7 +109,10 @@ class _Builder:
 
     def rows(self, image: Node) -> int | Node:
         """Return the number of positions of an image, channels last; a node that holds it if the batch is symbolic."""
-        found = SizeNodes(self._graph, self._meta).number(math.prod(image.meta["val"].shape[:-1]))
+        rows = math.prod(image.meta["val"].shape[:-1])
+        if isinstance(rows, int):
+            return rows  # the nodes of sizes need not be sought
+        found = SizeNodes(self._graph, self._meta).number(rows)
         assert found is not None
         return found
 

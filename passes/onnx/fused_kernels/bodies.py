@@ -84,7 +84,7 @@ def _in_parts(values: dict[ir.Value, ir.Value], output: ir.Value, kernel: Kernel
 
     parts, columns = shape
     rows = values[x]
-    if kernel.part is None or kernel.part * parts != kernel.rows.factor:
+    if not kernel.has_even_parts:
         rows = add("Reshape", rows, integers(-1, columns))
         count = add("Gather", add("Shape", rows), integers(0))  # a Shape of a part needs opset 15
         part = add("Div", add("Add", count, integers(parts - 1)), integers(parts))

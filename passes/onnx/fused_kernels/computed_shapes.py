@@ -13,21 +13,25 @@ import onnx_ir as ir
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
 from ort_dynamo.passes.onnx.analysis.host_values import MEASURES, is_of_sizes
 
-__all__ = ["has_known_shape", "measured", "measuring"]
+__all__ = ["measured", "measuring", "shape_sources"]
 
 _SHAPED = frozenset({"Expand", "Reshape"})
 _MOST_NODES = 48
 
 
-def has_known_shape(node: ir.Node) -> bool:
-    """Check whether the shape that a node of data movement is given is constant, or is made of shapes of tensors."""
+def shape_sources(node: ir.Node) -> list[ir.Value] | None:
+    """Return the tensors from whose shapes the shape is made that a node of data movement is given; none if constant.
+
+    None is for a shape that is made of anything else.
+    """
     placed = [one for one in node.inputs[1:] if one is not None]
     if all(constant_of(one) is not None for one in placed):
-        return True
+        return []
     if node.op_type not in _SHAPED or not is_of_sizes(placed[0], integers=True):
-        return False
+        return None
     nodes = measuring([node])
-    return len(nodes) <= _MOST_NODES and not any(one.is_graph_input() for each in nodes for one in _read(each))
+    may_vary = any(one.is_graph_input() for each in nodes for one in _read(each))
+    return None if may_vary or len(nodes) > _MOST_NODES else measured(nodes)
 
 
 def measuring(nodes: Sequence[ir.Node]) -> list[ir.Node]:

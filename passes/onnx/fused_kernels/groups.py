@@ -13,7 +13,7 @@ from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.analysis.host_values import host_nodes, is_host_number, is_of_sizes
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import summed_axes
-from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import has_known_shape, measured, measuring
+from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import shape_sources
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
@@ -119,7 +119,7 @@ class _Search:
         values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
         if node.op_type in MOVES and not node.domain:
             data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
-            if node.op_type != "Concat" and not (has_known_shape(node) and self._are_measured(node)):
+            if node.op_type != "Concat" and not self._has_known_shape(node):
                 return False
             values = [value for value in (*data, *node.outputs) if value is not None]
         elif (axes := reduced_axes(node)) is not None:
@@ -146,11 +146,12 @@ class _Search:
             return False
         return all(self._is_taken(value) for value in values)
 
-    def _are_measured(self, node: ir.Node) -> bool:
-        """Check whether a kernel takes the tensors from whose shapes the shape of a node's result is computed."""
-        return all(
+    def _has_known_shape(self, node: ir.Node) -> bool:
+        """Check whether a node is given a constant shape, or one made of the shapes of tensors that kernels take."""
+        sources = shape_sources(node)
+        return sources is not None and all(
             self._sizes.find(one) is not None and one.dtype is not None and one.dtype.value in POINTERS
-            for one in measured(measuring([node]))
+            for one in sources
         )
 
     def _is_indexed_by_row(self, node: ir.Node) -> bool:

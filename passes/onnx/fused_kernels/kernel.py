@@ -217,14 +217,19 @@ class Kernel:
         return product(self.loops)
 
     @property
-    def rows(self) -> Size:
+    def row_count(self) -> Size:
         """Points of the loops over rows."""
         return product(self.row_loops)
 
     @property
     def part(self) -> int | None:
-        """Rows of each part but the last ones; None if a symbol decides it."""
-        return None if self.rows.symbols else -(-self.rows.factor // self.parts)
+        """Rows of each part but the last ones; None if a symbol decides it, or there are no parts."""
+        return None if self.row_count.symbols or not self.parts else -(-self.row_count.factor // self.parts)
+
+    @property
+    def has_even_parts(self) -> bool:
+        """True if all parts are known to have equally many rows."""
+        return self.part is not None and self.part * self.parts == self.row_count.factor
 
     @property
     def has_row_numbers(self) -> bool:

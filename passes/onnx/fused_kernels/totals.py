@@ -22,7 +22,7 @@ def check_totals(kernel: Kernel) -> None:
         raise CannotFuseError("an output per column depends on no sum over rows, or an output per row depends on one")
     if not any(kernel.late):
         return
-    if kernel.has_row_numbers or kernel.rows == Size():
+    if kernel.has_row_numbers or kernel.row_count == Size():
         raise CannotFuseError("a step reads a sum over rows, and the kernel also reduces along rows or has one row")
     needed, left = set[int](), [number for number, is_late in enumerate(kernel.late) if is_late]
     while left:
@@ -47,4 +47,4 @@ def _is_misplaced(kernel: Kernel, store: Store | ColumnSum) -> bool:
         return is_late
     both = zip(store.strides, kernel.row_loops, strict=False)
     has_rows = any(stride.factor and count != Size() for stride, count in both)
-    return is_late == has_rows and (is_late or kernel.rows != Size())
+    return is_late == has_rows and (is_late or kernel.row_count != Size())

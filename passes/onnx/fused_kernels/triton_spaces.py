@@ -104,7 +104,7 @@ class Rows:
     @property
     def rows(self) -> int:
         """Rows of a tile."""
-        part = self.kernel.part if self.kernel.parts else None
+        part = self.kernel.part
         most = _ELEMENTS if part is None else 1 << (part - 1).bit_length()
         return min(most, max(1, (_SUM_ELEMENTS if self._sums_all else _ELEMENTS) // self.block))
 
@@ -116,7 +116,7 @@ class Rows:
     @property
     def count(self) -> Size:
         """The rows, or parts of them, that programs share; tiles side by side count as further ones."""
-        return (Size(self.kernel.parts) if self.kernel.parts else self.kernel.rows) * Size(self.blocks)
+        return (Size(self.kernel.parts) if self.kernel.parts else self.kernel.row_count) * Size(self.blocks)
 
     @property
     def per_program(self) -> int:
@@ -145,7 +145,7 @@ class Rows:
             yield f"columns = c < {self.columns}"
         if not self.kernel.parts:
             yield f"r = {program} * {self.rows} + {rows}"
-            yield f"rows = r < {written_size(self.kernel.rows)}"
+            yield f"rows = r < {written_size(self.kernel.row_count)}"
         else:
             yield f"part = {program}"
             for name, step in self.accumulators():
@@ -159,10 +159,10 @@ class Rows:
         kernel, size = self.kernel, str(self.kernel.part)
         if kernel.part is None:
             size = "size"
-            yield f"size = ({written_size(kernel.rows)} + {kernel.parts - 1}) // {kernel.parts}"
+            yield f"size = ({written_size(kernel.row_count)} + {kernel.parts - 1}) // {kernel.parts}"
         inside = f"within < {size}"
-        if kernel.part is None or kernel.part * kernel.parts != kernel.rows.factor:
-            inside = f"({inside}) & (r < {written_size(kernel.rows)})"
+        if not kernel.has_even_parts:
+            inside = f"({inside}) & (r < {written_size(kernel.row_count)})"
         yield f"for first in range(0, {size}, {self.rows}):"
         yield f"    within = first + {rows}"
         yield f"    r = part * {size} + within"
@@ -261,7 +261,7 @@ class LongRows(Rows):
     def head(self) -> Iterator[str]:
         """Yield the lines before the steps."""
         yield f"r = {_program(self.kernel)} + tl.arange(0, 1)[:, None]"
-        yield f"rows = r < {written_size(self.kernel.rows)}"
+        yield f"rows = r < {written_size(self.kernel.row_count)}"
 
     def walk(self) -> Iterator[str]:
         """Yield the head of a loop along the row."""

@@ -37,6 +37,8 @@ Stage = Literal["lowered", "rewritten", "optimized"]
 Source = Literal["memory", "disk", "built"]
 """Origin of an island: one with the same graph key in this process, a stored one, or a build."""
 
+_WHOLE_IN_REPR = (str, bytes, int, float, complex, type(None), Target)
+
 
 @dataclass(frozen=True)
 class BuildSpec:
@@ -88,7 +90,7 @@ def _contents(values: Iterable[object], seen: set[int] | None = None) -> Iterato
     """Yield dtype, shape and hash of each array or tensor, also of those in containers and dataclasses."""
     seen = set() if seen is None else seen
     for value in values:
-        if id(value) in seen:
+        if isinstance(value, _WHOLE_IN_REPR) or id(value) in seen:
             continue
         seen.add(id(value))
         if type(value) in (torch.Tensor, torch.nn.Parameter) and _has_bytes(value):  # type: ignore[arg-type]
@@ -96,12 +98,12 @@ def _contents(values: Iterable[object], seen: set[int] | None = None) -> Iterato
             yield f"{plain.dtype}{tuple(plain.shape)}{spell_array(plain.reshape(-1).view(torch.uint8).numpy())}"
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             yield spell_array(value)
-        elif isinstance(value, ir.TensorProtocol):
-            yield f"{value.dtype}{spell_array(value.numpy())}"
         elif isinstance(value, (tuple, list, set, frozenset)):
             yield from _contents(value, seen)
         elif isinstance(value, Mapping):
             yield from _contents(value.values(), seen)
+        elif isinstance(value, ir.TensorProtocol):
+            yield f"{value.dtype}{spell_array(value.numpy())}"
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             yield from _contents([getattr(value, field.name) for field in dataclasses.fields(value)], seen)
 

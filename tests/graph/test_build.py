@@ -144,6 +144,23 @@ def test_arrays_of_a_pass_enter_by_their_content(make: Any, kind: Any) -> None:
     assert len(texts) == 3
 
 
+@dataclasses.dataclass(frozen=True)
+class Guided(InPlacePass):
+    target: Target
+
+    def call(self, model: ir.Model) -> PassResult:
+        return PassResult(model, False)
+
+
+def test_the_tables_of_a_pass_s_target_are_not_walked_for_arrays() -> None:
+    class Unread(dict[Any, Any]):
+        def values(self) -> Any:
+            raise AssertionError("the repr of a target is its identity")
+
+    target = dataclasses.replace(spec().target, kernels=Unread(spec().target.kernels))
+    assert spell_pass(Guided(target)) == f"Guided(target={target!r})"
+
+
 def test_a_pass_may_hold_tensors_without_bytes_and_cycles() -> None:
     cycle: dict[str, Any] = {}
     cycle["itself"] = cycle

@@ -69,6 +69,7 @@ from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyG
 from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG
+from ort_dynamo.passes.onnx.join_pads import JoinPads
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.remove_unread_nodes import RemoveUnreadNodes
@@ -308,7 +309,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         target=target,
     )
     products = (FuseRowSum(), TransposeOnce()) if target.facts.prefers_dense_products else ()
-    fusions = (FuseCrossEntropyGradient(), *products) if options.fuse else ()
+    fusions = (JoinPads(), FuseCrossEntropyGradient(), *products) if options.fuse else ()
     return (
         *outside_onnx_passes(first=True),
         # While each operator has casts of its own, and before those between two operators go.

@@ -95,6 +95,7 @@ PASSES: dict[str, ModelPass] = {
         "Compute the gradient of a cross-entropy without a one-hot matrix.",
     ),
     "fuse-row-sum": ModelPass("FuseRowSum", "Replace a sum over leading axes by a matmul with ones."),
+    "join-pads": ModelPass("JoinPads", "Replace a sum of padded tensors that fill an axis by their Concat."),
     "transpose-once": ModelPass("TransposeOnce", "Let a matmul with a transposed left operand read a transposed copy."),
     "take-shapes-early": ModelPass("TakeShapesEarly", "Read the shape of a cast's input, not of its result."),
     "remove-unread-nodes": ModelPass("RemoveUnreadNodes", "Remove dead nodes."),

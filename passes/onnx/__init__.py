@@ -4,6 +4,7 @@ from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import CastSummary,
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
+from ort_dynamo.passes.onnx.join_pads import JoinPads
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.remove_unread_nodes import RemoveUnreadNodes
@@ -18,6 +19,7 @@ __all__ = [
     "FoldCasts",
     "FuseCrossEntropyGradient",
     "FuseRowSum",
+    "JoinPads",
     "LowerOpset",
     "PropagateCasts",
     "RemoveRoundTrips",

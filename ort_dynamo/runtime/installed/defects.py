@@ -170,9 +170,16 @@ DEFECTS = (
     Defect(
         "optimizers_read_empty_constants",
         (TRAINING,),
-        "The optimizer NoopElimination takes an empty constant for a zero and loses the output of a sum with it. "
-        "DivMulFusion reads the first element of an empty dividend, and ends the process.",
+        "The optimizer NoopElimination takes an empty constant for a zero and loses the output of a sum with it; it is "
+        "left out everywhere. DivMulFusion reads the first element of an empty dividend, and ends the process.",
         ("runtime/installed/capabilities.py",),
+    ),
+    Defect(
+        "noop_elimination_loses_signs",
+        ALL,
+        "The optimizer NoopElimination takes x + 0 and x - -0 for x. They are 0 where x is -0.",
+        ("runtime/installed/capabilities.py",),
+        everywhere=True,
     ),
     Defect(
         "conv_fusion_reads_inputs_of_if",

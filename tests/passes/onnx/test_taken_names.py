@@ -11,7 +11,14 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
-from ort_dynamo.passes.onnx import FuseCrossEntropyGradient, FuseRowSum, PropagateCasts, SeparateOutputs, TransposeOnce
+from ort_dynamo.passes.onnx import (
+    FuseCrossEntropyGradient,
+    FuseRowSum,
+    JoinPads,
+    PropagateCasts,
+    SeparateOutputs,
+    TransposeOnce,
+)
 from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels
 from ort_dynamo.runtime.installed.importing import onnxruntime
 
@@ -19,6 +26,16 @@ CASES: Mapping[str, tuple[ir.passes.InPlacePass, str]] = {
     "FuseRowSum": (
         FuseRowSum(),
         """g (float[4, 8, 5, 6] x) => (float[1, 1, 5, 6] y) <int64[2] axes = {0, 1}> { y = ReduceSum (x, axes) }""",
+    ),
+    "JoinPads": (
+        JoinPads(),
+        """g (float[4, 2] a, float[4, 3] b, float[5] x) => (float[4, 5] y)
+        <int64[4] left = {0, 0, 0, 3}, int64[4] right = {0, 2, 0, 0}> {
+            p = Pad (a, left)
+            q = Pad (b, right)
+            s = Add (p, x)
+            y = Add (s, q)
+        }""",
     ),
     "TransposeOnce": (
         TransposeOnce(max_copy=256 * 300),

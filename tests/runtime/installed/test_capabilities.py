@@ -145,7 +145,7 @@ def test_double_graphs_leave_out_the_fusions_without_a_kernel() -> None:
 def test_defects_decide_which_optimizers_are_left_out() -> None:
     training, stock = providers.recorded_cpu_targets()
     assert {"NoopElimination", "DivMulFusion", "ConvActivationFusion"} <= {*omitted_optimizers((), training)}
-    assert not {"NoopElimination", "ConvActivationFusion"} & {*omitted_optimizers((), stock)}
+    assert "ConvActivationFusion" not in omitted_optimizers((), stock)
     for cuda in providers.recorded_cuda_targets():
         assert "SkipLayerNormFusion" in omitted_optimizers((), cuda)
     assert "SkipLayerNormFusion" not in omitted_optimizers((), stock)

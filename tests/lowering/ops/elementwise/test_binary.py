@@ -221,3 +221,19 @@ def test_gradients_of_means_equal_eager():
 @pytest.mark.parametrize("exponent", [True, False])
 def test_bools_to_a_bool_power_stay_bools(exponent):
     assert_like_eager(lambda x: (x**exponent, (~x) ** exponent | x), torch.tensor([True, False]), gradients=False)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (torch.sin(x) + 0.0) * 3,
+        lambda x: (torch.sin(x) - (-0.0)) * 3,
+        lambda x: (torch.sin(x) - 0.0) * 3,
+        lambda x: torch.sin(x) * 1.0 * 3,
+    ],
+)
+def test_a_sum_with_zero_has_eagers_sign(function):
+    x = torch.tensor([-0.0, 0.0, 1.0])
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="ort_train", options={"placement": "onnxruntime"})
+    assert torch.signbit(compiled(x)).tolist() == torch.signbit(function(x)).tolist()

@@ -192,10 +192,17 @@ class _Search:
                 self._try(self._of[first], self._of[other])
 
     def join_producers(self) -> None:
-        """Join each node with the groups that make its inputs."""
+        """Join each node with the groups that make its inputs.
+
+        A group that another input is made of joins after that one: until then a path leads through it.
+        """
         for node in self._nodes:
-            for producer in self._producers(node):
+            producers = list(self._producers(node))
+            for producer in producers:
                 self._try(self._of[producer], self._of[node])
+            if any(self._of[later] is self._of[node] for later in producers[1:]):
+                for producer in producers[:-1]:
+                    self._try(self._of[producer], self._of[node])
 
     def join_siblings(self) -> None:
         """Join groups that read the same tensor."""

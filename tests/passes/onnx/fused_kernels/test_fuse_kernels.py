@@ -182,6 +182,32 @@ def test_pieces_of_the_same_number_of_two_axes() -> None:
     assert_same(with_kernels(model, inputs, body=False), expected, 1e-6)
 
 
+ROTATED = """g (float[2,8,2,16] g, float[8,16] cosine, float[8,16] sine) => (float[2,8,2,16] y)
+  <int64[1] zero = {0}, int64[1] half = {8}, int64[1] end = {16}, int64[1] last = {3}> {
+  t = Transpose<perm=[0,2,1,3]>(g)
+  direct = Mul(t, cosine)
+  m = Mul(t, sine)
+  first = Slice(m, zero, half, last)
+  n = Neg(first)
+  second = Slice(m, half, end, last)
+  pieces = Concat<axis=3>(second, n)
+  sum = Add(SUM)
+  y = Transpose<perm=[0,2,1,3]>(sum)
+}"""
+"""The gradient of a rotary embedding: one term is there at once, the other one through pieces."""
+
+
+@pytest.mark.parametrize("terms", ["direct, pieces", "pieces, direct"])
+def test_a_sum_joins_its_terms_in_any_order(terms: str) -> None:
+    text = ROTATED.replace("SUM", terms)
+    model = fused(text)
+    assert [node.domain for node in model.graph] == [DOMAIN]
+    plain = onnx.parser.parse_model(HEADER + text)
+    inputs = inputs_of(plain, 0)
+    expected = with_kernels(ir.from_proto(plain), inputs, body=True)
+    assert_same(with_kernels(model, inputs, body=False), expected, 1e-6)
+
+
 def test_kernels_that_are_equal_have_bodies_of_their_own() -> None:
     # Both traverse memory in the same way, but one gets a tensor without the axis that it adds.
     text = """g (float[8,1,16] x, float[16,16] w, float[8,1,1,16] p, float[8,1,1,16] q, float[8,1,1,16] r)

@@ -1,5 +1,6 @@
 """Reshapes, permutations, slices and joins."""
 
+import onnx
 import pytest
 import torch
 
@@ -174,6 +175,32 @@ def test_cat_promotes_like_eager():
     assert_like_eager(
         lambda a, b, c: torch.cat([a, b, c]), torch.randn(2).half(), torch.arange(3), torch.randn(2), gradients=False
     )
+
+
+def rotated(x):
+    """A rotary embedding of all columns, as models write it that may rotate some of them only."""
+    turned, rest = x[..., :6], x[..., 6:]
+    halves = torch.cat([-turned[..., 3:], turned[..., :3]], -1)
+    return torch.cat([turned * 2 + halves * 3, rest], -1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_cat_with_nothing_equals_eager(dynamic):
+    assert_like_eager(rotated, r(5, 6), dynamic=dynamic)
+    assert_like_eager(lambda x, y: (torch.cat([x, y]), torch.cat([y, y])), r(2, 3), r(0, 3), dynamic=dynamic)
+    half = torch.ones(2, 3).half()
+    assert_like_eager(lambda x, y: torch.cat([x, y]), half, torch.ones(0, 3), gradients=False, dynamic=dynamic)
+
+
+def test_cat_with_nothing_copies_nothing(tmp_path):
+    function = torch.compile(
+        lambda x: torch.cat([x.neg(), x[2:]]), backend="ort_train", options={"save_onnx": tmp_path}
+    )
+    x = torch.randn(2, 3)
+    assert function(x).equal(x.neg())
+    operators = {node.op_type for path in tmp_path.rglob("*.onnx") for node in onnx.load(path).graph.node}
+    assert "Neg" in operators
+    assert "Concat" not in operators
 
 
 def test_gradients_of_slices_of_one_tensor_add_up():

@@ -301,6 +301,17 @@ class Counter(torch.nn.Module):
 
 
 @program("mutation")
+def of_gradients_by_an_operator_that_also_gives_a_list(compile_: Compile) -> Any:
+    grads, found, scale = [torch.ones(10), torch.full((3,), torch.inf)], torch.zeros(1), torch.full((1,), 0.25)
+
+    def unscale() -> torch.Tensor:
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, scale)
+        return grads[0].detach() + found
+
+    return compile_(unscale)(), grads, found
+
+
+@program("mutation")
 def of_buffers_in_a_checkpointed_block(compile_: Compile) -> Any:
     from torch.utils.checkpoint import checkpoint
 

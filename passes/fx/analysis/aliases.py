@@ -112,7 +112,8 @@ class AliasSets:
             if node.op in ("placeholder", "get_attr", "output"):
                 continue
             if node.target is operator.getitem and node.args in self._parent:
-                self._join(node, node.args)
+                for key in _results(node):  # several if the part is a list: its tensors count as aliases
+                    self._join(key, node.args)
                 continue
             for source in aliased_inputs(node):
                 for key in _results(node):

@@ -45,6 +45,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "pieces": lambda x: [one * 2 for one in (x + 1).split(2)] + [one * 3 for one in (x + 2).unbind(1)],
     "chunks": lambda x: aten.unsafe_split((x + 1), 2)[1] * 2,
     "results of one operator": lambda x: aten.native_layer_norm(x, [6], None, None, 1e-5),
+    "a list among the results": lambda x: aten._amp_foreach_non_finite_check_and_unscale(
+        [x + 1, x + 2], x[0, :1] * 0, x[0, :1] * 0 + 2
+    ),
     "results in place": lambda x: aten.relu_(x + 1).t(),
     "written where told": lambda x: aten.tanh_backward.grad_input(g := x + 1, x, grad_input=g),
     "contiguous": lambda x: [(x + 1).contiguous(), (x + 1).t().contiguous()],

@@ -108,20 +108,24 @@ def without_gradients(example_inputs: Sequence[Any]) -> list[Any]:
 
 
 def _seen() -> slice:
-    """Find which outputs of a forward the program sees: not those written back to inputs, nor saved tensors."""
+    """Find which outputs of a forward the program sees: not tokens or those written back, nor saved tensors.
+
+    Each kind of effect has a token, which orders its operators: the first inputs and outputs.
+    """
     known = metadata()
     if known is None:
         return slice(None)
-    return slice(known.num_mutated_inp_runtime_indices, known.num_forward_returns)
+    tokens = len(known.tokens)
+    return slice(tokens + known.num_mutated_inp_runtime_indices, tokens + known.num_forward_returns)
 
 
 def _written_back(forward: GraphModule) -> dict[int, int]:
     """Find the outputs that AOTAutograd writes to inputs without gradient: index of the output -> that of the input."""
     known, inputs = metadata(), forward.graph.find_nodes(op="placeholder")
-    if known is None or len(inputs) != len(known.input_info):  # parts of tensor subclasses, or tokens
+    if known is None or len(inputs) != len(known.tokens) + len(known.input_info):  # parts of tensor subclasses
         return {}
-    pairs = enumerate(known.mutated_inp_runtime_indices)
-    return {index: place for index, place in pairs if _is_plain_write(known.input_info[place])}
+    tokens, pairs = len(known.tokens), enumerate(known.mutated_inp_runtime_indices)
+    return {tokens + index: tokens + place for index, place in pairs if _is_plain_write(known.input_info[place])}
 
 
 def _is_plain_write(info: Any) -> bool:

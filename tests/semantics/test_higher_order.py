@@ -252,22 +252,61 @@ def test_operators_of_the_users_that_write() -> None:
     }
 
 
-def test_effects_happen_in_order() -> None:
+@pytest.fixture
+def ordered() -> Iterator[None]:
+    """Let `log` have an effect, which torch orders by a token: one more input and result of each graph."""
     from torch._higher_order_ops.effects import _register_effectful_op
 
+    handle = _register_effectful_op("ort_dynamo_tests::log", EffectType.ORDERED)
+    SEEN.clear()
+    yield
+    handle.destroy()
+
+
+@pytest.mark.usefixtures("ordered")
+def test_effects_happen_in_order() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         first = log(x.exp() + 10)
         second = log(x * 3 - 10)
         return log(second * 0 + 1) + first
 
-    handle = _register_effectful_op("ort_dynamo_tests::log", EffectType.ORDERED)
-    try:
-        SEEN.clear()
-        assert_like_eager(function, torch.randn(3), gradients=False, allow_eager=True)
-        assert len(SEEN) == 6
-        assert SEEN[:3] == pytest.approx(SEEN[3:], abs=1e-3)
-    finally:
-        handle.destroy()
+    assert_like_eager(function, torch.randn(3), gradients=False, allow_eager=True)
+    assert len(SEEN) == 6
+    assert SEEN[:3] == pytest.approx(SEEN[3:], abs=1e-3)
+
+
+@pytest.mark.usefixtures("ordered")
+def test_a_result_beside_an_effect_can_be_resized() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        log(x)
+        return x.sin()
+
+    x = torch.randn(4)
+    result = torch.compile(function, backend="ort_train")(x)
+    assert result.resize_(9).shape == (9,)
+
+
+class Noted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        log(x.detach())
+        return self.norm(x * 2).tanh()
+
+
+@pytest.mark.usefixtures("ordered")
+def test_checkpoints_write_buffers_again_beside_an_effect() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.randn(5, 4, requires_grad=True)
+    found = []
+    for compile_ in (lambda module: module, lambda module: torch.compile(module, backend="ort_train")):
+        module = Noted()
+        checkpoint(compile_(module), x, use_reentrant=False).square().sum().backward()
+        found.append([*module.buffers()])
+    torch.testing.assert_close(*found)
 
 
 @pytest.fixture

@@ -142,6 +142,14 @@ def test_marked_dimensions_compile_once() -> None:
     assert counters["ort_train"]["graphs"] == 1
 
 
+def test_sizes_that_divide_each_other_need_no_graph_of_their_own() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1).view(x.shape[1], x.shape[0]).cos()
+
+    like_eager(function, *normals((5, 7), (3, 3), (2, 3), (8, 16), (9, 2)), dynamic=True)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 def test_past_the_limit_of_recompiles_eager_runs() -> None:
     with torch._dynamo.config.patch(recompile_limit=2):
         compiled = torch.compile(lambda x, flag: x * 2 if flag == "a" else x + len(flag), backend="ort_train")

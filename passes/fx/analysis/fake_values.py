@@ -31,6 +31,8 @@ from ort_dynamo.torch_internals.kernels.operators import (
     schema_of,
     written_argument,
 )
+from ort_dynamo.torch_internals.kernels.promotion import is_contiguous
+from ort_dynamo.torch_internals.kernels.view_operators import RESHAPES
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.sizes.symbols import given_expression, known_true
 
@@ -96,7 +98,8 @@ class FakeValues:
                 changed = node in stale or self._calls.get(node) != _call(node)
                 if node.meta.get("val") is not self._values.get(node):  # the pass has propagated it
                     replaced.add(node)
-                if (changed or not replaced.isdisjoint(node.all_input_nodes)) and _is_propagated(node):
+                stays = not changed and replaced.isdisjoint(node.all_input_nodes)
+                if not stays and _is_propagated(node) and not _is_contiguous_view(node):
                     value = _result(node)
                     if "val" not in node.meta or not _same(node.meta["val"], value, made):
                         node.meta["val"] = value
@@ -245,6 +248,31 @@ def _same_number(old: Any, new: Any) -> bool:
 
 def _described(value: Any) -> str:
     return ", ".join(map(str, map(caller_layout, tree_leaves(value))))
+
+
+def _is_contiguous_view(node: Node) -> bool:
+    """Check whether a node gives a contiguous tensor other sizes, and its value is that view already.
+
+    If it were called, torch would guard on whether symbolic sizes divide each other. A trace by way of other sizes has
+    no such guards, and each is a reason to compile again.
+    """
+    if node.target not in RESHAPES or len(node.args) < 2 or not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    given: Any = map_arg(node.args, lambda one: one.meta["val"])
+    source, sizes = given
+    view = node.meta["val"]
+    asked = (*sizes, source.numel(), source.storage_offset())
+    found = (*view.shape, view.numel(), view.storage_offset())
+    return (
+        is_contiguous(source)
+        and is_contiguous(view)
+        and source.dtype == view.dtype
+        and storage_identity(source) == storage_identity(view)
+        and len(asked) == len(found)
+        and all(
+            (type(one) is int and one == -1) or _same_number(one, own) for one, own in zip(asked, found, strict=True)
+        )
+    )
 
 
 def _same(old: Any, new: Any, made: Mapping[int, Node]) -> bool:

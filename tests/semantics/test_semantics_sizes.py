@@ -308,5 +308,39 @@ def test_a_size_that_is_rounded_up_to_a_multiple_is_computed_outside_of_islands(
             assert_close(mine, theirs, "a result")
 
 
+_ROUNDED: dict[str, Callable[[int], int]] = {
+    "up": lambda rows: math.ceil(rows / 2),
+    "down": lambda rows: math.floor(rows * 0.7),
+    "to the nearest": lambda rows: round(rows * 0.5),
+    "towards zero": lambda rows: 9 + int(-rows * 0.3),
+    "to a decimal": lambda rows: int(round(rows / 3, 1)),
+    "a root as a power": lambda rows: int(rows**0.5),
+    "a root": lambda rows: int(math.sqrt(rows)),
+    "a function": lambda rows: 3 + int(9 * math.tanh(rows / 20)),
+}
+
+
+def _like_eager_in_sessions(function: Callable[[torch.Tensor], Any]) -> None:
+    options = {"placement": "onnxruntime", "fallback": "error"}
+    compiled = torch.compile(function, backend="ort_train", dynamic=True, options=options)
+    for rows in (9, 15, 25, 7):
+        x = torch.randn(rows, 4, requires_grad=True)
+        results = []
+        for outputs in (function(x), compiled(x)):
+            results.append((*outputs, *torch.autograd.grad([one.sum() for one in outputs], x)))
+        for index, (theirs, mine) in enumerate(zip(*results, strict=True)):
+            assert_close(mine.detach(), theirs.detach(), f"value {index} of {rows} rows")
+
+
+@pytest.mark.parametrize("rounded", _ROUNDED.values(), ids=_ROUNDED)
+def test_a_size_that_is_rounded(rounded: Callable[[int], int]) -> None:
+    def function(x: torch.Tensor) -> Any:
+        size = rounded(x.shape[0])
+        part = x[:1] * torch.arange(size)[:, None]
+        return part.sin().sum(0) * size, F.pad(x, (0, 0, 0, size)).var(0), part.cumsum(0)
+
+    _like_eager_in_sessions(function)
+
+
 def test_a_constant_dividend_without_elements() -> None:
     like_eager(lambda x, y: (torch.zeros(0, 1) / x) * y, (torch.ones(0, 1), torch.ones(0, 3)))

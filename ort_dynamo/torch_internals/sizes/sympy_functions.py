@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -13,6 +14,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from ort_dynamo.torch_internals.lookup import private
 
 __all__ = [
+    "FUNCTIONS_OF_SIZES",
     "CleanDiv",
     "FloatTrueDiv",
     "FloorDiv",
@@ -56,3 +58,10 @@ else:
     ModularIndexing = _function("ModularIndexing")
     PythonMod = _function("PythonMod")
     ToFloat = _function("ToFloat")
+
+_TRIGONOMETRIC = ("acos", "asin", "atan", "cos", "cosh", "sin", "sinh", "tan", "tanh")
+
+FUNCTIONS_OF_SIZES: Mapping[str, Callable[[Any], Any]] = {
+    name: function for name in _TRIGONOMETRIC if (function := private(f"torch:_sym_{name}")) is not None
+}
+"""Name -> a function of `math` in the form that Dynamo writes for sizes; the interpreter has no rule for these."""

@@ -12,7 +12,11 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from ort_dynamo.torch_internals.kernels.operators import aten
 from ort_dynamo.torch_internals.sizes.symbols import given_expression
-from ort_dynamo.torch_internals.sizes.sympy_functions import PythonReferenceAnalysis, sympy_interp
+from ort_dynamo.torch_internals.sizes.sympy_functions import (
+    FUNCTIONS_OF_SIZES,
+    PythonReferenceAnalysis,
+    sympy_interp,
+)
 
 __all__ = ["SizeNodes"]
 
@@ -109,6 +113,20 @@ class _Arithmetic(PythonReferenceAnalysis):
     def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:
         return _applied(math.trunc, x)
 
+    @staticmethod
+    def round_to_int(a: Any, dtype: torch.dtype) -> Any:
+        return _applied(round, a)
 
-def _applied(function: Callable[[Any], int], x: Any) -> Any:
-    return x.tracer.create_proxy("call_function", function, (x,), {}) if isinstance(x, torch.fx.Proxy) else function(x)
+    @staticmethod
+    def round_decimal(a: Any, b: Any) -> Any:
+        return _applied(round, a, b)
+
+
+for _name, _function in FUNCTIONS_OF_SIZES.items():
+    setattr(_Arithmetic, _name, staticmethod(_function))
+
+
+def _applied(function: Callable[..., Any], x: Any, *more: Any) -> Any:
+    if isinstance(x, torch.fx.Proxy):
+        return x.tracer.create_proxy("call_function", function, (x, *more), {})
+    return function(x, *more)

@@ -157,6 +157,14 @@ class Symbols:
                 return op.Mod(self._floor_div(base, divisor), modulus)
             case sympy_functions.Mod() | sympy_functions.PythonMod() | sympy.Mod():
                 return op.Mod(*map(self.value, args))
+            case sympy_functions.CeilToInt():
+                return op.Cast(op.Ceil(self._float(args[0])), to=ir.DataType.INT64)
+            case sympy_functions.FloorToInt():
+                return op.Cast(op.Floor(self._float(args[0])), to=ir.DataType.INT64)
+            case sympy_functions.RoundToInt():
+                return op.Cast(op.Round(self._float(args[0])), to=ir.DataType.INT64)
+            case sympy_functions.TruncToInt():
+                return op.Cast(self._float(args[0]), to=ir.DataType.INT64)
         raise _unknown(expr)
 
     def _is_of_shapes(self, expr: sympy.Expr) -> bool:
@@ -186,6 +194,10 @@ class Symbols:
                 return op.Min(*map(self._float, expr.args))
             case sympy_functions.FloatTrueDiv() | sympy_functions.IntTrueDiv():
                 return op.Div(*map(self._float, expr.args))
+            case sympy_functions.FloatPow():
+                return op.Pow(*map(self._float, expr.args))
+            case sympy_functions.OpaqueUnaryFn_sqrt():
+                return op.Sqrt(self._float(expr.args[0]))
         raise _unknown(expr)
 
     def _float(self, expr: sympy.Expr) -> ir.Value:

@@ -342,5 +342,15 @@ def test_a_size_that_is_rounded(rounded: Callable[[int], int]) -> None:
     _like_eager_in_sessions(function)
 
 
+@pytest.mark.parametrize("name", ["up", "down", "to the nearest", "towards zero", "a root as a power", "a root"])
+def test_a_session_computes_a_product_of_rounded_sizes(name: str) -> None:
+    def function(x: torch.Tensor) -> Any:
+        size = _ROUNDED[name](x.shape[0]) + 2
+        image = (x[:1, :1] * torch.arange(size)[:, None] + torch.arange(size)).sin()
+        return (F.conv2d(image[None, None], torch.ones(1, 1, 3, 3)).flatten(2).sum(-1),)
+
+    _like_eager_in_sessions(function)
+
+
 def test_a_constant_dividend_without_elements() -> None:
     like_eager(lambda x, y: (torch.zeros(0, 1) / x) * y, (torch.ones(0, 1), torch.ones(0, 3)))

@@ -15,32 +15,44 @@ from ort_dynamo.torch_internals.lookup import private
 
 __all__ = [
     "FUNCTIONS_OF_SIZES",
+    "CeilToInt",
     "CleanDiv",
+    "FloatPow",
     "FloatTrueDiv",
     "FloorDiv",
+    "FloorToInt",
     "IntTrueDiv",
     "Max",
     "Min",
     "Mod",
     "ModularIndexing",
+    "OpaqueUnaryFn_sqrt",
     "PythonMod",
     "PythonReferenceAnalysis",
+    "RoundToInt",
     "ToFloat",
+    "TruncToInt",
     "sympy_interp",
 ]
 
 if TYPE_CHECKING:
     from torch.utils._sympy.functions import (
+        CeilToInt,
         CleanDiv,
+        FloatPow,
         FloatTrueDiv,
         FloorDiv,
+        FloorToInt,
         IntTrueDiv,
         Max,
         Min,
         Mod,
         ModularIndexing,
+        OpaqueUnaryFn_sqrt,
         PythonMod,
+        RoundToInt,
         ToFloat,
+        TruncToInt,
     )
 else:
 
@@ -48,16 +60,22 @@ else:
         """torch's function, or a class without instances: where torch lacks a function no expression calls it."""
         return private(f"torch.utils._sympy.functions:{name}") or type(name, (sympy.Function,), {})
 
+    CeilToInt = _function("CeilToInt")
     CleanDiv = _function("CleanDiv")
+    FloatPow = _function("FloatPow")
     FloatTrueDiv = _function("FloatTrueDiv")
     FloorDiv = _function("FloorDiv")
+    FloorToInt = _function("FloorToInt")
     IntTrueDiv = _function("IntTrueDiv")
     Max = _function("Max")
     Min = _function("Min")
     Mod = _function("Mod")
     ModularIndexing = _function("ModularIndexing")
+    OpaqueUnaryFn_sqrt = _function("OpaqueUnaryFn_sqrt")
     PythonMod = _function("PythonMod")
+    RoundToInt = _function("RoundToInt")
     ToFloat = _function("ToFloat")
+    TruncToInt = _function("TruncToInt")
 
 _TRIGONOMETRIC = ("acos", "asin", "atan", "cos", "cosh", "sin", "sinh", "tan", "tanh")
 

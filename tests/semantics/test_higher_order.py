@@ -309,6 +309,30 @@ def test_checkpoints_write_buffers_again_beside_an_effect() -> None:
     torch.testing.assert_close(*found)
 
 
+@torch.library.custom_op("ort_dynamo_tests::shifted", mutates_args=())
+def shifted(x: torch.Tensor, count: int) -> list[torch.Tensor]:
+    return [x + shift for shift in range(count)]
+
+
+shifted.register_fake(lambda x, count: [torch.empty_like(x) for _ in range(count)])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_operator_with_an_effect_may_return_a_list(count: int, dynamic: bool) -> None:
+    from torch._higher_order_ops.effects import _register_effectful_op
+
+    def function(x: torch.Tensor) -> Any:
+        parts = shifted(x * 2, count)
+        return [part.clone() for part in parts], sum(part.exp() for part in parts), x + 1
+
+    handle = _register_effectful_op("ort_dynamo_tests::shifted", EffectType.ORDERED)
+    try:
+        assert_like_eager(function, torch.randn(3, 4), gradients=False, allow_eager=True, dynamic=dynamic)
+    finally:
+        handle.destroy()
+
+
 @pytest.fixture
 def one_process() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

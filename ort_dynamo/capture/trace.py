@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from ort_dynamo.capture.decompositions.table import decompositions
 from ort_dynamo.capture.image_gradients import allow_symbolic_sizes
 from ort_dynamo.capture.input_writes import keeps_input_writes
+from ort_dynamo.capture.margin_losses import margin_losses
 from ort_dynamo.capture.random_numbers import in_full_precision
 from ort_dynamo.capture.recurrent_layers import recurrent_layers
 from ort_dynamo.capture.whole_resizes import whole_resizes
@@ -83,7 +84,7 @@ def trace(
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
     keep = serializable if stored_as is not None else _as_it_is
     tag = nullcontext() if stored_as is None else tagged(stored_as)
-    with backward_at_once(), whole_resizes(), recurrent_layers(), lazily(), tag:
+    with backward_at_once(), whole_resizes(), recurrent_layers(), margin_losses(), lazily(), tag:
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=keep(compile_forward),
             bw_compiler=keep(compile_backward),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ort_dynamo.capture.margin_losses import MARGIN_LOSSES
 from ort_dynamo.torch_internals.kernels.decompositions import linspace
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, present
 
@@ -244,6 +245,7 @@ COMPOSITES: Mapping[OpOverload, Callable[..., Any]] = present(
         aten.normal.Tensor_float: _normal,
         aten.normal.float_Tensor: _normal,
         aten.rrelu_with_noise_functional.default: _rrelu_with_noise_functional,
+        **MARGIN_LOSSES,  # reached in inference mode, without the kernels at the Autograd key
     }
 )
 """Overload -> its formula, with the overload's own arguments."""

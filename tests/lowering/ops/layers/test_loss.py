@@ -148,3 +148,59 @@ def test_smooth_losses_of_infinities_and_nan_equal_eager():
         x,
         gradients=False,
     )
+
+
+MARGINS = {
+    "padded labels": (F.multilabel_margin_loss, r(3, 4), [[3, 0, -1, 1], [-1, 2, 1, 1], [0, 1, 2, 3]]),
+    "padded labels, one row": (F.multilabel_margin_loss, r(4), [3, 3, -1, 1]),
+    "labels at the margin": (F.multilabel_margin_loss, [[0.0, 1, -1, 0], [2, 2, 2, 1]], [[1, -1, 0, 0], [0, 3, -1, 2]]),
+    "labels beside nan": (F.multilabel_margin_loss, [[0, math.nan, 1], [math.inf, 0, 1]], [[0, -1, 1], [2, -1, 0]]),
+    "one label": (F.multi_margin_loss, r(3, 4), [3, 0, 1]),
+    "one label, one row": (F.multi_margin_loss, r(4), 2),
+    "one label at the margin": (F.multi_margin_loss, [[0.0, 1, -1, 0.5], [2, 2, 2, 1]], [1, 0]),
+    "one label beside nan": (F.multi_margin_loss, [[0, math.nan, 1], [math.inf, 0, 1]], [0, 1]),
+}
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", MARGINS)
+def test_margin_losses_over_classes_equal_eager(name, reduction):
+    loss, x, labels = MARGINS[name]
+    x, labels = torch.as_tensor(x), torch.tensor(labels)
+    x = x.detach().requires_grad_()
+    for dynamic in (False, True):
+        assert_like_eager(lambda x, t: loss(x, t, reduction=reduction), x, labels, dynamic=dynamic)
+
+
+def test_powers_and_weights_of_margin_losses_equal_eager():
+    x = torch.tensor([[0.0, math.nan, -3.0], [math.inf, 0.5, 1.0], [0.1, 0.2, 1.1]], requires_grad=True)
+    labels, weight = torch.tensor([0, 1, 2]), torch.rand(3)
+    assert_like_eager(lambda x: F.multi_margin_loss(x, labels, p=2, margin=0.5, weight=weight), x)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_margin_losses_without_gradients_equal_eager(around):
+    labels = torch.tensor([[3, 0, -1, 1], [-1, 2, 1, 1]])
+    first = torch.tensor([3, 0])
+    both = around()(lambda x: (F.multilabel_margin_loss(x, labels), F.multi_margin_loss(x, first)))
+    assert_like_eager(both, r(2, 4).detach(), gradients=False)
+
+
+@pytest.mark.parametrize("labels", [[-2, 0, 1], [3, 0, 1], [-1, 3, 1], [-1, -2, 0]])
+def test_margin_losses_refuse_labels_that_are_no_class(labels):
+    labels = torch.tensor(labels)
+    with pytest.raises(RuntimeError, match="out of range"):
+        F.multilabel_margin_loss(torch.zeros(3), labels)
+    compiled = torch.compile(lambda x, t: F.multilabel_margin_loss(x, t), backend="ort_train")
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        compiled(r(3), labels)
+
+
+@pytest.mark.parametrize(("sizes", "labels"), [((2, 0), (2, 0)), ((1, 2, 3), (1, 2, 3)), ((2, 3), (2, 2))])
+def test_margin_losses_refuse_wrong_shapes(sizes, labels):
+    x, labels = torch.zeros(sizes), torch.zeros(labels, dtype=torch.long)
+    for run in (lambda x, t: F.multilabel_margin_loss(x, t), lambda x, t: F.multi_margin_loss(x, t)):
+        with pytest.raises(RuntimeError) as expected:
+            run(x, labels)
+        with pytest.raises(RuntimeError, match=str(expected.value)[:12]):
+            torch.compile(run, backend="ort_train")(x, labels)

@@ -304,7 +304,7 @@ def cat(ctx: LoweringContext, tensors: Sequence[ir.Value], dim: int = 0) -> ir.V
     # torch lets 1-d empty tensors pass beside tensors of any rank.
     kept = [x for x in tensors if not (rank != 1 and ctx.rank(x) == 1)]
     a = axis(dim, rank)
-    # A rotary embedding of all columns is still joined with the columns from there on, of which there are none.
+    # Models that may rotate some columns only join the rotated ones with the rest, which may be empty.
     filled = [x for x in kept if not size_is_zero(ctx.sizes(x)[a])] or kept[:1]
     values = [ctx.cast(x, ctx.out.dtype) for x in filled]
     return values[0] if len(values) == 1 else ctx.op.Concat(*values, axis=a)

@@ -43,18 +43,22 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class _Terms:
+class _Sum:
     """The terms of a sum.
 
     Attributes:
         base: the one that is no Pad; None if all are Pads.
-        pads: the Pads.
-        sums: the nodes that add them, but the last.
+        pads: the Pads that it adds itself.
+        sums: the sums of Pads that it adds, which nothing else reads.
+        size: the sizes of all padded tensors together.
+        total: the size of the result along the axis of a Pad.
     """
 
     base: ir.Value | None
     pads: tuple[ir.Node, ...] = ()
     sums: tuple[ir.Node, ...] = ()
+    size: int = 0
+    total: int = 0
 
 
 @ordering(ends=[Condition.NO_DEAD_NODES])
@@ -81,21 +85,27 @@ class JoinPads(ir.passes.InPlacePass):
         """Rewrite every match in the main graph."""
         if is_older(model, _OPSET):
             return ir.passes.PassResult(model, False)
-        new, modified = NewValues(model, self), False
-        sums: dict[ir.Node, _Terms] = {}
+        pads = [node for node in model.graph if _is_term(node, "Pad")]
+        if len(pads) < 2:
+            return ir.passes.PassResult(model, False)
+        infer_missing_types(model, shapes=True)
+        pieces = {node: piece for node in pads if (piece := _piece(node)) is not None}
+        sums: dict[ir.Node, _Sum] = {}
         for node in model.graph:
             if node.op_type == "Add" and not node.domain:
-                sums[node] = _terms(node, sums)
-        for node, terms in reversed(sums.items()):  # a sum before its terms
-            if len(terms.pads) < 2 or node.graph is None:
+                sums[node] = _sum(node, sums, pieces)
+        new, modified = NewValues(model, self), False
+        for node, found in reversed(sums.items()):  # a sum before its terms
+            if node.graph is None or not found.total or found.size != found.total:  # the first: it was a term
                 continue
-            infer_missing_types(model, shapes=True)
-            pieces = sorted(filter(None, map(_piece, terms.pads)), key=lambda one: one.start)
-            if len(pieces) < len(terms.pads) or not _fill(pieces):
-                refuse(self, node, "its terms do not fill one axis by constant pads of zeros")
+            inner = _inner(node, sums)
+            joined = [pieces[pad] for one in (node, *inner) for pad in sums[one].pads]
+            if not _fill(joined):
+                refuse(self, node, "its padded terms do not fill one axis")
                 continue
-            self._rewrite(new, node, terms.base, pieces)
-            model.graph.remove([*terms.sums, *terms.pads], safe=True)
+            self._rewrite(new, node, found.base, sorted(joined, key=lambda one: one.start))
+            removed = [*inner, *(pad for one in (node, *inner) for pad in sums[one].pads)]
+            model.graph.remove(removed, safe=True)
             modified = True
         return ir.passes.PassResult(model, modified)
 
@@ -115,26 +125,42 @@ class JoinPads(ir.passes.InPlacePass):
         replace_node(node, tape, result, self)
 
 
-def _terms(node: ir.Node, sums: Mapping[ir.Node, _Terms]) -> _Terms:
-    """Return the terms of a sum, given those of sums before it; it is the base of one whose operands both have one."""
-    first, second = (_operand(value, sums) for value in node.inputs)
-    if first.base is not None and second.base is not None:
-        return _Terms(node.outputs[0])
-    return _Terms(first.base or second.base, first.pads + second.pads, first.sums + second.sums)
+def _is_term(node: ir.Node, op_type: str) -> bool:
+    """Check for a node of ONNX's own operators whose result one node reads and the model does not return."""
+    value = node.outputs[0]
+    return node.op_type == op_type and not node.domain and len(value.uses()) == 1 and not value.is_graph_output()
 
 
-def _operand(value: ir.Value | None, sums: Mapping[ir.Node, _Terms]) -> _Terms:
-    """Return the terms of an operand of a sum, which are its own if nothing else reads it."""
-    assert value is not None
-    made = value.producer()
-    if made is None or made.domain or len(value.uses()) > 1 or value.is_graph_output():
-        return _Terms(value)
-    if made.op_type == "Pad":
-        return _Terms(None, (made,))
-    inner = sums.get(made)
-    if inner is None or not inner.pads:
-        return _Terms(value)
-    return _Terms(inner.base, inner.pads, (made, *inner.sums))
+def _sum(node: ir.Node, sums: Mapping[ir.Node, _Sum], pieces: Mapping[ir.Node, _Piece]) -> _Sum:
+    """Return the terms of a sum, given those of sums before it; of one with two other operands, none."""
+    bases: list[ir.Value] = []
+    pads: list[ir.Node] = []
+    inner: list[ir.Node] = []
+    for value in node.inputs:
+        assert value is not None
+        made = value.producer()
+        if made is not None and made in pieces:
+            pads.append(made)
+        elif made is not None and made in sums and sums[made].total and _is_term(made, "Add"):
+            inner.append(made)
+            bases += [base for base in [sums[made].base] if base is not None]
+        else:
+            bases.append(value)
+    if len(bases) > 1:
+        return _Sum(None)
+    size = sum(pieces[pad].size for pad in pads) + sum(sums[one].size for one in inner)
+    total = max([*(pieces[pad].total for pad in pads), *(sums[one].total for one in inner)])
+    return _Sum(bases[0] if bases else None, tuple(pads), tuple(inner), size, total)
+
+
+def _inner(node: ir.Node, sums: Mapping[ir.Node, _Sum]) -> list[ir.Node]:
+    """Return the sums within a sum, each after those that read it."""
+    found, waiting = [], [*sums[node].sums]
+    while waiting:
+        one = waiting.pop()
+        found.append(one)
+        waiting += sums[one].sums
+    return found
 
 
 def _piece(pad: ir.Node) -> _Piece | None:
@@ -162,10 +188,13 @@ def _is_zero(value: ir.Value) -> bool:
 
 
 def _fill(pieces: list[_Piece]) -> bool:
-    """Check whether tensors, in order, fill one axis, and have equal sizes along all others."""
-    first = pieces[0]
-    ends = [0, *(one.start + one.size for one in pieces)]
-    if [one.start for one in pieces] != ends[:-1] or ends[-1] != first.total:
+    """Check whether tensors fill one axis, and have equal sizes along all others."""
+    total = pieces[0].total
+    if sum(one.size for one in pieces) != total:
+        return False
+    in_order = sorted(pieces, key=lambda one: one.start)
+    ends = [0, *(one.start + one.size for one in in_order)]
+    if [one.start for one in in_order] != ends[:-1]:
         return False
     others = {_others(one) for one in pieces}
     return None not in others and len(others) == 1

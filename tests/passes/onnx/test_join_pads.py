@@ -165,13 +165,24 @@ def test_old_opsets_stay() -> None:
 def test_a_sum_that_is_left_says_why(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="ort_dynamo.passes"):
         JoinPads()(ir.from_onnx_text(BOTH.replace("{0, 2, 0, 0}", "{0, 1, 0, 1}")))
-    assert "its terms do not fill one axis" in caplog.text
+    assert "its padded terms do not fill one axis" in caplog.text
 
 
 def test_a_long_chain_of_sums_takes_no_recursion() -> None:
     terms = "\n".join(f"    s{index + 1} = Add (s{index}, x)" for index in range(3000))
     text = f"{HEADER}\ng (float[2] s0, float[2] x) => (float[2] s3000) {{\n{terms}\n}}"
     assert not JoinPads()(ir.from_onnx_text(text)).modified
+
+
+@pytest.mark.parametrize("columns", [400, 401])
+def test_a_long_chain_of_pads_is_joined_or_left(columns: int) -> None:
+    pads = ", ".join(f"int64[4] a{index} = {{0, {index}, 0, {columns - 1 - index}}}" for index in range(400))
+    lines = [f"p{index} = Pad (x, a{index})" for index in range(400)]
+    lines += ["s1 = Add (p0, p1)"] + [f"s{index} = Add (s{index - 1}, p{index})" for index in range(2, 400)]
+    body = "\n".join(lines)
+    model = ir.from_onnx_text(f"{HEADER}\ng (float[2, 1] x) => (float[2, {columns}] s399) <{pads}> {{\n{body}\n}}")
+    assert JoinPads()(model).modified == (columns == 400)
+    assert [node.op_type for node in model.graph][:2] == (["Concat", "Add"] if columns == 400 else ["Pad", "Pad"])
 
 
 SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan], np.float32)

@@ -158,6 +158,7 @@ def test_a_model_trains_where_torch_lacks_operators(
     seed: int, named_operators: list[str], with_everything_imported: Any
 ) -> None:
     overloads = [name for name in named_operators if name.startswith("aten.") and name.count(".") == 2]
+    overloads.remove("aten.reshape.default")  # every torch has it, and ReshapeViews writes it
     hidden = {"aten.relu.default", "aten.native_layer_norm", *random.Random(seed).sample(overloads, 10)}
     hide = _HIDE.format(hidden=json.dumps(sorted(hidden)), everything=False)
     absent, registered, graphs = json.loads(with_everything_imported(hide, _TRAIN).splitlines()[-1])

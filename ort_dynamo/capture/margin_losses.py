@@ -11,15 +11,15 @@ is imported, a kernel takes the place of each. It calls the decomposition, unles
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ort_dynamo.capture.thread_switch import ThreadSwitch
 from ort_dynamo.torch_internals.kernels.dispatcher import replace_traced_kernels
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten
 
@@ -28,27 +28,12 @@ __all__ = ["MARGIN_LOSSES", "margin_losses"]
 _NONE, _MEAN = 0, 1  # values of `reduction`; 2 is a sum
 
 
-class _Thread(threading.local):
-    """State of one thread.
-
-    Attributes:
-        as_eager: whether the thread is inside `margin_losses()`.
-    """
-
-    as_eager: bool = False
+_as_eager = ThreadSwitch()
 
 
-_thread = _Thread()
-
-
-@contextmanager
-def margin_losses() -> Iterator[None]:
-    """Trace margin losses as eager computes them, in this thread, while it is open."""
-    before, _thread.as_eager = _thread.as_eager, True
-    try:
-        yield
-    finally:
-        _thread.as_eager = before
+def margin_losses() -> AbstractContextManager[None]:
+    """Trace margin losses as eager computes them, in this thread, while the context is open."""
+    return _as_eager.on()
 
 
 def _multi_margin_loss(
@@ -131,7 +116,7 @@ def _either(formula: Callable[..., Any], original: Callable[..., Any]) -> Callab
     """Make a kernel that computes the formula inside `margin_losses()`, else torch's decomposition."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        return (formula if _thread.as_eager else original)(*args, **kwargs)
+        return (formula if _as_eager.is_on else original)(*args, **kwargs)
 
     return kernel
 

@@ -12,15 +12,15 @@ is imported, a kernel takes the place of each. It calls the decomposition, unles
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ort_dynamo.capture.thread_switch import ThreadSwitch
 from ort_dynamo.torch_internals.kernels.decompositions import lstm_in_steps
 from ort_dynamo.torch_internals.kernels.dispatcher import replace_traced_kernels
 from ort_dynamo.torch_internals.kernels.kernel_layouts import convolves_in_onednn
@@ -35,27 +35,12 @@ _Stack = Callable[[Tensor, _States, Sequence[Tensor], int], tuple[Tensor, ...]]
 """(data, time first; states; weights; number of layers) -> (data, time first; states): layers without dropout."""
 
 
-class _Thread(threading.local):
-    """State of one thread.
-
-    Attributes:
-        as_eager: whether the thread is inside `recurrent_layers()`.
-    """
-
-    as_eager: bool = False
+_as_eager = ThreadSwitch()
 
 
-_thread = _Thread()
-
-
-@contextmanager
-def recurrent_layers() -> Iterator[None]:
-    """Trace LSTMs, GRUs and RNNs as eager computes them, in this thread, while it is open."""
-    before, _thread.as_eager = _thread.as_eager, True
-    try:
-        yield
-    finally:
-        _thread.as_eager = before
+def recurrent_layers() -> AbstractContextManager[None]:
+    """Trace LSTMs, GRUs and RNNs as eager computes them, in this thread, while the context is open."""
+    return _as_eager.on()
 
 
 def _install() -> None:
@@ -69,7 +54,7 @@ def _padded(in_steps: _Kernel | None, original: _Kernel) -> _Kernel:
     """Make a kernel for padded sequences; `in_steps` takes the place of `original` where gradients are recorded."""
 
     def kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        if not _thread.as_eager or kwargs:
+        if not _as_eager.is_on or kwargs:
             return original(*args, **kwargs)
         data, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first = args
         layers = original
@@ -91,7 +76,7 @@ def _packed(original: _Kernel) -> _Kernel:
     """Make a kernel for packed sequences."""
 
     def kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        if not _thread.as_eager or kwargs:
+        if not _as_eager.is_on or kwargs:
             return original(*args, **kwargs)
         data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional = args
 

@@ -13,13 +13,14 @@ module replaces each one by a kernel. It does the same as the decomposition, unl
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 
+from ort_dynamo.capture.thread_switch import ThreadSwitch
 from ort_dynamo.torch_internals.kernels.decompositions import resized_lengths
 from ort_dynamo.torch_internals.kernels.dispatcher import replace_traced_kernels, without_python_kernels
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_absent
@@ -49,25 +50,18 @@ class _Thread(threading.local):
     """State of this thread's tracing.
 
     Attributes:
-        whole: whether resizes stay whole.
         inside: the resize that is on its way to torch's own kernel.
     """
 
-    whole: bool = False
     inside: OpOverload | None = None
 
 
-_thread = _Thread()
+_thread, _whole = _Thread(), ThreadSwitch()
 
 
-@contextmanager
-def whole_resizes() -> Iterator[None]:
+def whole_resizes() -> AbstractContextManager[None]:
     """Trace resizes and shrinks of floating-point tensors with fixed sizes whole, in this thread, while it is open."""
-    before, _thread.whole = _thread.whole, True
-    try:
-        yield
-    finally:
-        _thread.whole = before
+    return _whole.on()
 
 
 def _install() -> None:
@@ -84,7 +78,7 @@ def _vec(default: OpOverload, original: _Kernel) -> _Kernel:
     """Make a kernel that calls `default`, which takes sizes and factors, for the overload that takes either."""
 
     def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if not _thread.whole or kwargs:
+        if not _whole.is_on or kwargs:
             return original(*args, **kwargs)
         self, output_size, *flags, factors = args
         sizes = resized_lengths(self.shape, output_size, factors)
@@ -102,7 +96,7 @@ def _default(overload: OpOverload, keeps: Callable[..., bool], original: _Kernel
     def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
         if _thread.inside is overload:
             return NotImplemented  # a mode has asked for a decomposition, and is told so that there is none
-        if not _thread.whole or kwargs or not keeps(*args[:2]):
+        if not _whole.is_on or kwargs or not keeps(*args[:2]):
             return original(*args, **kwargs)
         before, _thread.inside = _thread.inside, overload
         try:

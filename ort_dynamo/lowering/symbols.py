@@ -194,7 +194,7 @@ class Symbols:
                 return op.Min(*map(self._float, expr.args))
             case sympy_functions.FloatTrueDiv() | sympy_functions.IntTrueDiv():
                 return op.Div(*map(self._float, expr.args))
-            case sympy_functions.FloatPow():
+            case sympy.Pow() | sympy_functions.FloatPow():
                 return op.Pow(*map(self._float, expr.args))
             case sympy_functions.OpaqueUnaryFn_sqrt():
                 return op.Sqrt(self._float(expr.args[0]))
@@ -225,11 +225,13 @@ class FoundSymbols:
 
     Attributes:
         free: every symbol in any of its sizes.
-        whole: those that are a size by themselves, so that the value carries them.
+        rounded: every rounded float in any of its sizes.
+        whole: those of both that are a size by themselves, so that the value carries them.
     """
 
     free: frozenset[sympy.Symbol]
-    whole: frozenset[sympy.Symbol]
+    rounded: frozenset[sympy.Expr]
+    whole: frozenset[sympy.Expr]
 
 
 def symbols_of(fake: Any) -> FoundSymbols:
@@ -239,4 +241,5 @@ def symbols_of(fake: Any) -> FoundSymbols:
         sizes = leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,)
         exprs.extend(given_expression(size) for size in sizes if isinstance(size, torch.SymInt))
     free = frozenset(symbol for expr in exprs for symbol in expr.free_symbols)
-    return FoundSymbols(free, frozenset(expr for expr in exprs if expr.is_Symbol))
+    rounded = frozenset(part for expr in exprs for part in expr.atoms(*sympy_functions.ROUNDED))
+    return FoundSymbols(free, rounded, (free | rounded).intersection(exprs))

@@ -189,15 +189,17 @@ class _Builder:
         return graph_module(_attributes(self._gm, island.graph), island.graph)
 
     def _add_sizes(self, island: _Island) -> None:
-        """Hand over the size symbols that the island's values mention and none of its inputs carries."""
+        """Hand over the size symbols, and rounded sizes, that the island's values mention and no input carries."""
         carried: set[Any] = set()
         mentioned: set[Any] = set()
+        rounded: set[Any] = set()
         for node in island.graph.nodes:
             found = symbols_of(node.meta.get("val"))
             mentioned |= found.free
+            rounded |= found.rounded
             if node.op == "placeholder":
                 carried |= found.whole
-        for symbol in sorted(mentioned - carried, key=by_number):
+        for symbol in (*sorted(mentioned - carried, key=by_number), *sorted(rounded - carried, key=str)):
             if (outside := self._sizes.carrier(symbol)) is not None:
                 island.add_size(outside)
 

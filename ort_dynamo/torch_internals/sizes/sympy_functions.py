@@ -15,6 +15,7 @@ from ort_dynamo.torch_internals.lookup import private
 
 __all__ = [
     "FUNCTIONS_OF_SIZES",
+    "ROUNDED",
     "CeilToInt",
     "CleanDiv",
     "FloatPow",
@@ -76,6 +77,13 @@ else:
     RoundToInt = _function("RoundToInt")
     ToFloat = _function("ToFloat")
     TruncToInt = _function("TruncToInt")
+
+ROUNDED: tuple[Any, ...] = (CeilToInt, FloorToInt, RoundToInt, TruncToInt)
+"""Functions that round a float, which sympy computes in another order.
+
+It makes `int(n * 7.0)` of `int(n * 0.7 * 10)`, which is 21 in place of 20 for n = 3. So where a node of the graph has
+such a size, nothing computes it again.
+"""
 
 _TRIGONOMETRIC = ("acos", "asin", "atan", "cos", "cosh", "sin", "sinh", "tan", "tanh")
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import Graph, Node
 from torch.fx.proxy import GraphAppendingTracer
@@ -14,6 +15,7 @@ from ort_dynamo.torch_internals.kernels.operators import aten
 from ort_dynamo.torch_internals.sizes.symbols import given_expression
 from ort_dynamo.torch_internals.sizes.sympy_functions import (
     FUNCTIONS_OF_SIZES,
+    ROUNDED,
     PythonReferenceAnalysis,
     sympy_interp,
 )
@@ -48,24 +50,31 @@ class SizeNodes:
             self._nodes.setdefault(given_expression(fake), node)
 
     def number(self, size: int | torch.SymInt) -> int | Node | None:
-        """Return the integer, or a node that computes it; None if no carrier has one of its symbols."""
+        """Return the integer, or a node that computes it; None if no carrier has one of its symbols.
+
+        A rounded size in it is that of a carrier, if any has it.
+        """
         if not isinstance(size, torch.SymInt):
             return size
-        if given_expression(size) in self._nodes:
-            return self._nodes[given_expression(size)]
-        nodes = {symbol: self.carrier(symbol) for symbol in given_expression(size).free_symbols}
+        given = given_expression(size)
+        if given in self._nodes:
+            return self._nodes[given]
+        known = {part: sympy.Dummy(integer=True) for part in given.atoms(*ROUNDED) if part in self._nodes}
+        rest = given.xreplace(known)
+        nodes = {symbol: self.carrier(symbol) for symbol in rest.free_symbols.difference(known.values())}
+        nodes |= {symbol: self._nodes[part] for part, symbol in known.items()}
         symbols = {symbol: torch.fx.Proxy(node, self._tracer) for symbol, node in nodes.items() if node is not None}
         if len(symbols) < len(nodes):
             return None
-        made = sympy_interp(_Arithmetic, symbols, given_expression(size))
+        made = sympy_interp(_Arithmetic, symbols, rest)
         if not isinstance(made, torch.fx.Proxy):
             return int(made)
         made.node.meta["val"] = size
-        self._nodes[given_expression(size)] = made.node
+        self._nodes[given] = made.node
         return made.node
 
     def carrier(self, symbol: Any) -> Node | None:
-        """Give a node that holds the value of `symbol`: a carrier, or one that reads a carrier's shape."""
+        """Give a node that holds `symbol`, or any other expression: a carrier, or one that reads a carrier's shape."""
         if symbol in self._nodes:
             return self._nodes[symbol]
         for node in self._carriers:

@@ -103,6 +103,9 @@ class JoinPads(ir.passes.InPlacePass):
             if not _fill(joined):
                 refuse(self, node, "its padded terms do not fill one axis")
                 continue
+            if node.outputs[0].dtype is None:
+                refuse(self, node, "the type of its result is not known")
+                continue
             self._rewrite(new, node, found.base, sorted(joined, key=lambda one: one.start))
             removed = [*inner, *(pad for one in (node, *inner) for pad in sums[one].pads)]
             model.graph.remove(removed, safe=True)

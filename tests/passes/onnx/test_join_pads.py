@@ -11,6 +11,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
+from ort_dynamo.passes.onnx import join_pads
 from ort_dynamo.passes.onnx.join_pads import JoinPads
 from ort_dynamo.testing import assert_close, assert_rewrites
 
@@ -166,6 +167,51 @@ def test_a_sum_that_is_left_says_why(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="ort_dynamo.passes"):
         JoinPads()(ir.from_onnx_text(BOTH.replace("{0, 2, 0, 0}", "{0, 1, 0, 1}")))
     assert "its padded terms do not fill one axis" in caplog.text
+
+
+OWN = HEADER.replace('["" : 20]', '["" : 20, "own" : 1]')
+"""The start of a model with operators whose results have no known type."""
+
+
+def test_a_sum_of_an_unknown_type_stays() -> None:
+    text = (
+        OWN
+        + f"""
+g (float[4, 2] a, float[4, 3] b, float[4, 5] x) => (float[4, 5] y) <{PADS}> {{
+    u = own.Unknown (x)
+    p = Pad (a, left)
+    q = Pad (b, right)
+    s = Add (u, p)
+    t = Add (s, q)
+    y = Neg (t)
+}}
+"""
+    )
+    assert not JoinPads()(ir.from_onnx_text(text)).modified
+
+
+def test_types_are_inferred_once_beside_an_unknown_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = []
+    monkeypatch.setattr(join_pads, "infer_missing_types", lambda model, shapes: models.append(model))
+    text = (
+        OWN
+        + f"""
+g (float[4, 2] a, float[4, 3] b, float[4, 5] x) => (float[4, 5] y, float[4, 5] z, float[4, 5] w) <{PADS}> {{
+    u = own.Unknown (x)
+    w = Neg (u)
+    p = Pad (a, left)
+    q = Pad (b, right)
+    y = Add (p, q)
+    r = Pad (a, left)
+    s = Pad (b, right)
+    z = Add (r, s)
+}}
+"""
+    )
+    model = ir.from_onnx_text(text)
+    assert JoinPads()(model).modified
+    assert models == [model]
+    assert [node.op_type for node in model.graph] == ["Unknown", "Neg", "Concat", "Add", "Concat", "Add"]
 
 
 def test_a_long_chain_of_sums_takes_no_recursion() -> None:

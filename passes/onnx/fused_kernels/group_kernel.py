@@ -27,12 +27,13 @@ from ort_dynamo.passes.onnx.fused_kernels.layouts import (
     Layout,
     SplitLoop,
     broadcast_operand,
+    is_in_runs,
     regrouped,
     strides_of,
     total,
 )
 from ort_dynamo.passes.onnx.fused_kernels.own_symbols import symbol_of_input, with_own_symbols
-from ort_dynamo.passes.onnx.fused_kernels.pieces import piece_of
+from ort_dynamo.passes.onnx.fused_kernels.pieces import equal_pieces, piece_of, several_pieces
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, reduced_axes
 from ort_dynamo.passes.onnx.fused_kernels.totals import check_totals
 
@@ -48,9 +49,6 @@ MOVES = frozenset({
     "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
 })  # fmt: skip
 """Operators that compute nothing and whose elements are found by arithmetic of indices."""
-
-_LEAST_RUN = 8
-"""Minimum number of neighbouring elements that neighbouring points read: 16 bytes of a half type."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +244,7 @@ class _Lowering:
                 places.append((number, stride, count))
             elif number and stride.factor:
                 offset = total(offset, Size(number) * stride)
-        if not places and not self._is_in_runs(mine) and not self._has_no_other:
+        if not places and not is_in_runs(self._loops, mine) and not self._has_no_other:
             raise CannotFuseError("neighbouring points load elements that are far apart in memory")
         return self._steps.add(Load(_dtype(value), self._places[value], mine, offset, only, tuple(places)))
 
@@ -254,17 +252,6 @@ class _Lowering:
     def _has_no_other(self) -> bool:
         """True if the group is one node that only a fused kernel can compute, however slow its reads are."""
         return len(self._group.nodes) == 1 and needs_kernel(self._group.nodes[0])
-
-    def _is_in_runs(self, strides: Sequence[Size]) -> bool:
-        """Check whether the innermost loops repeat one element, or walk along neighbours in memory."""
-        run = Size()
-        for count, stride in zip(reversed(self._loops), reversed(strides), strict=True):
-            if not stride.factor and run == Size():
-                return True
-            if stride != run:
-                return run.factor >= _LEAST_RUN or bool(run.symbols)
-            run *= count
-        return True
 
     @property
     def _counts(self) -> tuple[Size, ...]:
@@ -289,12 +276,25 @@ class _Lowering:
         if node.op_type == "Expand":
             return broadcast_operand(layout, after, before)
         if (piece := piece_of(node, value, before, after)) is not None:
-            axis, number = piece
-            count = Size(before[axis].factor // after[axis].factor)
-            return (*layout[:axis], (self._at(layout, number, count), *layout[axis]), *layout[axis + 1 :])
+            axis, start = piece
+            return self._part(layout, axis, start, before[axis].factor, after[axis].factor)
         if product(before) != product(after):
             raise CannotFuseError("the input and the output of a reshape may differ in size")
         return self._regrouped([loop for axis in layout for loop in axis], before)
+
+    def _part(self, layout: Layout, axis: int, start: int, before: int, after: int) -> Layout:
+        """Return the layout of a tensor of which `after` elements of an axis, from `start` on, have a layout."""
+        along = layout[axis]
+        if before % after or start % after:  # several equal pieces, of which the layout reads one
+            if not along or along[0] < len(self._loops):
+                raise CannotFuseError("a Slice is not one of several equal pieces")
+            number, is_step, count = self._fixed[along[0] - len(self._loops)]
+            if is_step:
+                raise CannotFuseError("an index selects from a Slice of several pieces")
+            width, along = several_pieces(count, start, before, after), along[1:]
+            start, after = start + number * width, width
+        piece = self._at(layout, start // after, Size(before // after))
+        return (*layout[:axis], (piece, *along), *layout[axis + 1 :])
 
     def _at(self, layout: Layout, number: int, count: Size, *, is_step: bool = False) -> int:
         """Return a loop that is read at one count only, an integer or the value of a step, and is not in a layout."""
@@ -343,23 +343,24 @@ class _Lowering:
         return self._steps.where(hit, update, before)
 
     def _joined(self, node: ir.Node, layout: Layout, only: Only) -> int:
-        """Return the step of a concatenation of equal pieces: one of several, by a loop that counts them."""
-        axis = node.attributes.get_int("axis") % len(layout)
-        pieces = [one for one in node.inputs if one is not None]
-        sizes = {self._shapes(one)[axis] for one in pieces}
-        if len(sizes) > 1:
-            raise CannotFuseError("the inputs of a Concat differ in size")
-        (size,) = sizes
+        """Return the step of a concatenation: one of several equal pieces, by a loop that counts them.
+
+        An input may be several pieces; one of them is then read at a time.
+        """
+        axis, size, counts = equal_pieces(node, self._shapes)
+        pieces = [(one, number, count) for one, count in counts for number in range(count)]
         outer, inner = self._regrouped(layout[axis], (Size(len(pieces)), size))
         if len(outer) != 1 or outer[0] >= len(self._loops):
             raise CannotFuseError("no loop traverses the inputs of a Concat")
         (loop,) = outer
-        of_piece = (*layout[:axis], inner, *layout[axis + 1 :])
         counter = Counter(ir.DataType.INT64, tuple(Size(int(other == loop)) for other in range(len(self._loops))))
-        result = self._step(pieces[-1], of_piece, (*only, (loop, len(pieces) - 1)))
-        for number in reversed(range(len(pieces) - 1)):
-            piece = self._step(pieces[number], of_piece, (*only, (loop, number)))
-            this = self._steps.constant(number, ir.DataType.INT64)
+        found = []
+        for place, (one, number, count) in enumerate(pieces):
+            along = inner if count == 1 else (self._at(layout, number, Size(count)), *inner)
+            found.append(self._step(one, (*layout[:axis], along, *layout[axis + 1 :]), (*only, (loop, place))))
+        result = found.pop()
+        for place, piece in reversed([*enumerate(found)]):
+            this = self._steps.constant(place, ir.DataType.INT64)
             result = self._steps.where(self._steps.compare("eq", self._steps.add(counter), this), piece, result)
         return result
 

@@ -17,6 +17,7 @@ from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import shape_sources
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
+from ort_dynamo.passes.onnx.fused_kernels.pieces import share_of
 from ort_dynamo.passes.onnx.fused_kernels.repeated import Shared, read_by, repeated
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import reduced_axes
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
@@ -37,7 +38,8 @@ _MOST_SIBLINGS = 16
 _INDICES = (ir.DataType.INT32, ir.DataType.INT64)
 _ADDED = (ir.DataType.DOUBLE, ir.DataType.FLOAT)
 
-_FREE = MOVES - {"Concat", "Expand", "Slice", "Split", "Transpose"}
+_COPIES = frozenset({"Concat", "Expand", "Slice", "Split", "Transpose"})
+_FREE = MOVES - _COPIES
 """Operators for which a session copies nothing."""
 
 
@@ -204,6 +206,11 @@ class _Search:
                 for producer in producers[:-1]:
                     self._try(self._of[producer], self._of[node])
 
+        for node in self._nodes:  # a tensor of which the parts have become one group
+            for producer in self._producers(node):
+                if producer.op_type in _COPIES and not producer.domain:
+                    self._try(self._of[producer], self._of[node])
+
     def join_siblings(self) -> None:
         """Join groups that read the same tensor."""
         readers: dict[ir.Value, list[ir.Node]] = {}
@@ -231,15 +238,13 @@ class _Search:
             self._merge(first, second, *space)
 
     def _with_piece(self, piece: _Cluster, whole: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:
-        """Return the points and the columns of a group with one that makes an equal piece of its concatenation."""
+        """Return the points and the columns of a group with one that makes a piece of its concatenation."""
         assert piece.points is not None
         assert whole.points is not None
-        counts = {
-            len(node.inputs)
-            for node in whole.nodes
-            if node.op_type == "Concat" and any(self._of[producer] is piece for producer in self._producers(node))
-        }
-        fits = any(piece.points * Size(count) == whole.points for count in counts)
+        made = {output for node in piece.nodes for output in node.outputs}
+        joins = [node for node in whole.nodes if node.op_type == "Concat"]
+        shares = {share_of(node, value, self._sizes) for node in joins for value in node.inputs if value in made}
+        fits = any(piece.points * Size(share.denominator) == whole.points * Size(share.numerator) for share in shares)
         return (whole.points, whole.columns) if fits and not piece.columns else None
 
     def _with_total(self, sums: _Cluster, reader: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:

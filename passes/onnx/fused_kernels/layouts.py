@@ -11,11 +11,23 @@ from collections.abc import Sequence
 from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.fused_kernels.kernel import product
 
-__all__ = ["CannotFuseError", "Layout", "SplitLoop", "broadcast_operand", "regrouped", "strides_of", "total"]
+__all__ = [
+    "CannotFuseError",
+    "Layout",
+    "SplitLoop",
+    "broadcast_operand",
+    "is_in_runs",
+    "regrouped",
+    "strides_of",
+    "total",
+]
 
 Layout = tuple[tuple[int, ...], ...]
 
 _ONE = Size()
+
+_LEAST_RUN = 8
+"""Minimum number of neighbouring elements that neighbouring points read: 16 bytes of a half type."""
 
 
 class CannotFuseError(Exception):
@@ -113,3 +125,15 @@ def total(first: Size, second: Size) -> Size:
     if first.symbols != second.symbols:
         raise CannotFuseError("an offset depends on several symbols")
     return Size(first.factor + second.factor, first.symbols)
+
+
+def is_in_runs(loops: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Check whether the innermost loops repeat one element, or walk along neighbours in memory."""
+    run = Size()
+    for count, stride in zip(reversed(loops), reversed(strides), strict=True):
+        if not stride.factor and run == Size():
+            return True
+        if stride != run:
+            return run.factor >= _LEAST_RUN or bool(run.symbols)
+        run *= count
+    return True

@@ -33,7 +33,7 @@ from ort_dynamo.passes.onnx.fused_kernels.layouts import (
     total,
 )
 from ort_dynamo.passes.onnx.fused_kernels.own_symbols import symbol_of_input, with_own_symbols
-from ort_dynamo.passes.onnx.fused_kernels.pieces import equal_pieces, piece_of, several_pieces
+from ort_dynamo.passes.onnx.fused_kernels.pieces import equal_pieces, part_of, several_pieces
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, reduced_axes
 from ort_dynamo.passes.onnx.fused_kernels.totals import check_totals
 
@@ -275,7 +275,7 @@ class _Lowering:
             return tuple(found[axis] for axis in range(len(before)))
         if node.op_type == "Expand":
             return broadcast_operand(layout, after, before)
-        if (piece := piece_of(node, value, before, after)) is not None:
+        if (piece := part_of(node, value, before, after)) is not None:
             axis, start = piece
             return self._part(layout, axis, start, before[axis].factor, after[axis].factor)
         if product(before) != product(after):

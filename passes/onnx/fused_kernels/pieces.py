@@ -12,7 +12,7 @@ from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
 
-__all__ = ["MOST_PIECES", "equal_pieces", "piece_of", "several_pieces", "share_of"]
+__all__ = ["MOST_PIECES", "equal_pieces", "part_of", "several_pieces", "share_of"]
 
 ShapeOf = Callable[[ir.Value], Sequence[Size]]
 
@@ -20,7 +20,7 @@ MOST_PIECES = 8
 """Maximum number of equal pieces of which the unequal inputs of a Concat consist: a kernel has the steps of each."""
 
 
-def piece_of(node: ir.Node, value: ir.Value, before: Sequence[Size], after: Sequence[Size]) -> tuple[int, int] | None:
+def part_of(node: ir.Node, value: ir.Value, before: Sequence[Size], after: Sequence[Size]) -> tuple[int, int] | None:
     """Return the axis and the first element of the part that a Slice or a Split reads; None for other nodes.
 
     Raises:

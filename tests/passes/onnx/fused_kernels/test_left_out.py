@@ -12,7 +12,7 @@ from test_fuse_kernels import HEADER, assert_same, fused, run, with_kernels
 from ort_dynamo.graph.fused_op import DOMAIN, Size
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
-from ort_dynamo.passes.onnx.fused_kernels.pieces import piece_of
+from ort_dynamo.passes.onnx.fused_kernels.pieces import part_of
 
 
 def assert_computes_the_same(text: str, inputs: dict[str, np.ndarray]) -> list[str]:
@@ -23,8 +23,8 @@ def assert_computes_the_same(text: str, inputs: dict[str, np.ndarray]) -> list[s
     return [node.op_type for node in model.graph if node.domain != DOMAIN]
 
 
-def piece(text: str) -> tuple[int, int] | None:
-    """The axis and index of the piece b of x, which has 12 columns; None if it is not one of several equal ones."""
+def part(text: str) -> tuple[int, int] | None:
+    """The axis and the first column of the part b of x, which has 12 columns; None if it is not known."""
     model = ir.from_proto(onnx.parser.parse_model(HEADER + f"g (float[5,12] x) => (float y) {{ {text} y = Exp(b) }}"))
     infer_missing_types(model, shapes=True)
     (node,) = (node for node in model.graph if node.op_type in ("Split", "Slice"))
@@ -33,49 +33,55 @@ def piece(text: str) -> tuple[int, int] | None:
     width = value.shape[1]
     assert isinstance(width, int)
     try:
-        return piece_of(node, value, (Size(5), Size(12)), (Size(5), Size(width)))
+        return part_of(node, value, (Size(5), Size(12)), (Size(5), Size(width)))
     except CannotFuseError:
         return None
 
 
 @pytest.mark.parametrize(
     ("sizes", "found"),
-    [((4, 4, 4), (1, 1)), ((2, 4, 6), None), ((6, 4, 2), None), ((4, 4, 2, 2), None)],  # 4 is a third of 12
+    [((4, 4, 4), (1, 4)), ((2, 4, 6), None), ((6, 4, 2), None), ((4, 4, 2, 2), None)],  # 4 is a third of 12
 )
 def test_a_piece_of_a_split_is_read_by_its_index_if_all_are_equal(
     sizes: tuple[int, ...], found: tuple[int, int] | None
 ) -> None:
     names = ", ".join("abcd"[: len(sizes)])
     constant = f"sizes = Constant <value_ints = [{', '.join(map(str, sizes))}]> ()"
-    assert piece(f"{constant} {names} = Split <axis = 1> (x, sizes)") == found
-    assert piece(f"{constant} {names} = Split <axis = -1> (x, sizes)") == found
+    assert part(f"{constant} {names} = Split <axis = 1> (x, sizes)") == found
+    assert part(f"{constant} {names} = Split <axis = -1> (x, sizes)") == found
 
 
 @pytest.mark.parametrize(
     ("start", "end", "found"),
     [
-        *((0, 4, (1, 0)), (4, 8, (1, 1)), (8, 12, (1, 2)), (-8, 8, (1, 1)), (4, -4, (1, 1)), (-4, 99, (1, 2))),
-        *((-99, 4, (1, 0)), (8, 99, (1, 2)), (0, 12, (1, 0))),
-        *((2, 6, None), (3, 7, None), (0, 5, None), (5, 10, None), (4, 12, None), (-7, 12, None)),
+        *((0, 4, (1, 0)), (4, 8, (1, 4)), (8, 12, (1, 8)), (-8, 8, (1, 4)), (4, -4, (1, 4)), (-4, 99, (1, 8))),
+        *((-99, 4, (1, 0)), (8, 99, (1, 8)), (0, 12, (1, 0)), (3, 7, (1, 3)), (-7, 12, (1, 5)), (12, 12, None)),
     ],
 )
-def test_a_slice_is_read_by_its_index_if_it_is_one_of_equal_pieces(
-    start: int, end: int, found: tuple[int, int] | None
-) -> None:
+def test_a_slice_begins_at_its_first_column(start: int, end: int, found: tuple[int, int] | None) -> None:
     constants = f"s = Constant <value_ints = [{start}]> () e = Constant <value_ints = [{end}]> ()"
     for axis in (1, -1):
         axes = f"axis = Constant <value_ints = [{axis}]> ()"
-        assert piece(f"{constants} {axes} b = Slice(x, s, e, axis)") == found
+        assert part(f"{constants} {axes} b = Slice(x, s, e, axis)") == found
 
 
-def test_a_slice_with_steps_or_computed_bounds_is_no_piece() -> None:
+@pytest.mark.parametrize(("start", "end"), [(2, 6), (3, 7), (0, 5), (5, 10), (4, 12)])
+def test_a_slice_that_is_no_equal_piece_stays_beside_a_kernel(start: int, end: int) -> None:
+    text = f"""g (float[5,12] x) => (float[5,{end - start}] y)
+      <int64[1] s = {{{start}}}, int64[1] e = {{{end}}}, int64[1] one = {{1}}> {{
+        a = Slice(x, s, e, one)  b = Exp(a)  y = Neg(b) }}"""
+    x = np.random.default_rng(0).normal(size=(5, 12)).astype(np.float32)
+    assert assert_computes_the_same(text, {"x": x}) == ["Slice"]
+
+
+def test_a_slice_with_steps_or_computed_bounds_is_no_part() -> None:
     constants = "s = Constant <value_ints = [4]> () axis = Constant <value_ints = [1]> ()"
     e, step = "e = Constant <value_ints = [12]> ()", "step = Constant <value_ints = [{}]> ()"
-    assert piece(f"{constants} {e} {step.format(2)} b = Slice(x, s, e, axis, step)") is None
+    assert part(f"{constants} {e} {step.format(2)} b = Slice(x, s, e, axis, step)") is None
     e = "e = Constant <value_ints = [8]> ()"
-    assert piece(f"{constants} {e} {step.format(1)} b = Slice(x, s, e, axis, step)") == (1, 1)
+    assert part(f"{constants} {e} {step.format(1)} b = Slice(x, s, e, axis, step)") == (1, 4)
     two = "s = Constant <value_ints = [0, 4]> () e = Constant <value_ints = [5, 8]> ()"
-    assert piece(f"{two} axis = Constant <value_ints = [0, 1]> () b = Slice(x, s, e, axis)") is None
+    assert part(f"{two} axis = Constant <value_ints = [0, 1]> () b = Slice(x, s, e, axis)") is None
 
 
 @pytest.mark.parametrize(

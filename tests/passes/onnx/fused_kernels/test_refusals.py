@@ -65,8 +65,19 @@ CASES = {
         " a = ScatterElements<axis=1>(x, i, u)  b = Slice(a, four, eight, one)  y = Concat<axis=1>(b, b, b) }",
         [],
     ),
-    "the inputs of a Concat differ in size": (
-        "g (float[5,3] x, float[5,6] z) => (float[5,9] y) { a = Concat<axis=1>(x, z)  y = Exp(a) }",
+    "the inputs of a Concat have no large equal pieces": (
+        "g (float[5,2] x, float[5,7] z) => (float[5,9] y) { a = Concat<axis=1>(x, z)  y = Exp(a) }",
+        [],
+    ),
+    "a Slice is not one of several equal pieces": (
+        "g (float[5,12] x) => (float[5,8] y) <int64[1] four = {4}, int64[1] all = {12}, int64[1] one = {1}> {"
+        " a = Slice(x, four, all, one)  y = Exp(a) }",
+        [],
+    ),
+    "a Slice is not one of several equal pieces, nor several of them": (
+        "g (float[5,40] x, float[5,8] z) => (float[5,32] y)"
+        " <int64[1] four = {4}, int64[1] end = {28}, int64[1] one = {1}> {"
+        " a = Slice(x, four, end, one)  b = Exp(z)  y = Concat<axis=1>(b, a) }",
         [],
     ),
     "no loop traverses the inputs of a Concat": (

@@ -227,19 +227,98 @@ def _size(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, An
 
 
 def _arithmetic(op_type: str) -> _Spelled:
+    """Spell arithmetic on numbers: of int64, or of float64 where one of them is a float."""
+
     def spelled(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
-        parts = [joined.size(one, called) for one in args]
-        return joined.node("Squeeze", [joined.node(op_type, parts, f"{called}/vector")], called, **typed)
+        dtype = _FLOAT if any(_is_float(joined, one) for one in args) else ir.DataType.INT64
+        return joined.node(op_type, [_number(joined, one, dtype, called) for one in args], called, **_of(dtype))
 
     return spelled
 
 
+def _of_floats(op_type: str) -> _Spelled:
+    """Spell an operator of float64 numbers."""
+
+    def spelled(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+        return joined.node(op_type, [_number(joined, one, _FLOAT, called) for one in args], called, **_of(_FLOAT))
+
+    return spelled
+
+
+def _rounded(op_type: str | None) -> _Spelled:
+    """Spell a conversion to an integer, which rounds as an operator does, or else towards zero."""
+
+    def spelled(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value | None:
+        if args[1:] not in ([], [None]):  # to a number of decimals
+            return None
+        number = _number(joined, args[0], _FLOAT, called)
+        if op_type is not None:
+            number = joined.node(op_type, [number], f"{called}/{op_type.lower()}", **_of(_FLOAT))
+        return joined.node("Cast", [number], called, {"to": ir.DataType.INT64}, **_of(ir.DataType.INT64))
+
+    return spelled
+
+
+def _floor_divided(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value | None:
+    if any(_is_float(joined, one) for one in args):
+        return None
+    integers = _of(ir.DataType.INT64)
+    number, divisor = (_number(joined, one, ir.DataType.INT64, called) for one in args)
+    rest = joined.node("Mod", [number, divisor], f"{called}/rest", **integers)  # it has the divisor's sign
+    whole = joined.node("Sub", [number, rest], f"{called}/whole", **integers)
+    return joined.node("Div", [whole, divisor], called, **integers)
+
+
+def _remainder(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value | None:
+    return None if any(_is_float(joined, one) for one in args) else _arithmetic("Mod")(joined, args, called, typed)
+
+
+def _power(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value | None:
+    base, exponent = args
+    if _is_float(joined, base) or _is_float(joined, exponent) or (type(exponent) is int and exponent >= 0):
+        return _arithmetic("Pow")(joined, args, called, typed)
+    return None
+
+
+def _as_float(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+    return joined.node("Identity", [_number(joined, args[0], _FLOAT, called)], called, **_of(_FLOAT))
+
+
+_FLOAT = ir.DataType.DOUBLE
+"""The type of Python's floats."""
+
+
+def _of(dtype: ir.DataType) -> dict[str, Any]:
+    return {"type": ir.TensorType(dtype), "shape": ir.Shape([])}
+
+
+def _is_float(joined: JoinedGraph, argument: Any) -> bool:
+    value = joined.value(argument)
+    return isinstance(argument, float) if value is None else value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _number(joined: JoinedGraph, argument: Any, dtype: ir.DataType, called: str) -> ir.Value:
+    """Return a number as a scalar of this type."""
+    value = joined.value(argument)
+    if value is None:
+        return joined.constant(np.asarray(argument, dtype.numpy()), f"{called}/number")
+    if value.shape is None or len(value.shape):
+        value = joined.node("Reshape", [value, joined.constant(np.zeros(0, np.int64), "none")], f"{called}/scalar")
+    if value.dtype == dtype:
+        return value
+    return joined.node("Cast", [value], f"{called}/cast", {"to": dtype}, **_of(dtype))
+
+
 _ONNX: Mapping[str, _Spelled] = {
     "_operator.add": _arithmetic("Add"),
-    "_operator.floordiv": _arithmetic("Div"),
+    "_operator.floordiv": _floor_divided,
     "_operator.getitem": _piece,
+    "_operator.mod": _remainder,
     "_operator.mul": _arithmetic("Mul"),
+    "_operator.neg": _arithmetic("Neg"),
+    "_operator.pow": _power,
     "_operator.sub": _arithmetic("Sub"),
+    "_operator.truediv": _of_floats("Div"),
     "aten._reshape_alias.default": _reshaped,
     "aten._unsafe_view.default": _reshaped,
     "aten.alias.default": _same,
@@ -261,6 +340,13 @@ _ONNX: Mapping[str, _Spelled] = {
     "aten.unfold.default": _gathered(torch.Tensor.unfold),
     "aten.unsqueeze.default": _unsqueezed,
     "aten.view.default": _reshaped,
+    "builtins.round": _rounded("Round"),
+    "math.ceil": _rounded("Ceil"),
+    "math.floor": _rounded("Floor"),
+    "math.trunc": _rounded(None),
+    "torch.sym_float": _as_float,
+    "torch.sym_max": _arithmetic("Max"),
+    "torch.sym_min": _arithmetic("Min"),
     "ort_dynamo.passes.fx.copy_small_results.owned": _same,
 }
 

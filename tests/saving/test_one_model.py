@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,38 @@ def test_views_between_sessions_become_onnx_nodes(name: str, dynamic: bool, tmp_
     found = run(joined, {"x": x.numpy(), **{name: one.detach().numpy() for name, one in model.named_parameters()}})
     for index, output in enumerate(outputs):
         np.testing.assert_allclose(found[f"output_{index}"], output.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+SIZES: dict[str, Callable[[int], int]] = {
+    "round": lambda n: round(n / 2),
+    "ceil": lambda n: math.ceil(n / 4),
+    "floor": lambda n: math.floor(n * 0.3) + 1,
+    "trunc": lambda n: int(n * 0.7),
+    "product": lambda n: int(n * 0.7 * 10) // 12,
+    "root": lambda n: int(n**0.5) + 1,
+    "power": lambda n: (n - 7) ** 2 + 1,
+    "modulo": lambda n: n % 5 + 1,
+    "floor division of a negative number": lambda n: 9 + (3 - n) // 4,
+    "extremes": lambda n: min(max(n - 6, 2), n - 1),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_arithmetic_on_sizes_becomes_onnx_nodes(name: str, tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor]:
+            return (x[: SIZES[name](x.shape[0])].sin(),)
+
+    model, sizes = Model(), (9, 7, 10, 12)
+    compiled = torch.compile(model, backend="ort_train", options={"save_onnx": str(tmp_path)}, dynamic=True)
+    compiled(torch.randn(sizes[0], 3))
+    (path,) = tmp_path.glob("*.json")
+    joined = ir.to_proto(join_models(path, "rewritten", backward=False))
+    onnx.checker.check_model(joined, full_check=True)
+    assert not [node for node in joined.graph.node if node.domain == "org.pytorch.aten"]
+    for size in sizes:
+        x = torch.randn(size, 3)
+        np.testing.assert_allclose(run(joined, {"x": x.numpy()})["output_0"], model(x)[0].numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_sizes_that_a_backward_reads_are_those_of_the_forward(tmp_path: Path) -> None:

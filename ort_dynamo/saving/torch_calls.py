@@ -226,21 +226,12 @@ def _size(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, An
     return joined.node("Squeeze", [vector], called, **typed)
 
 
-def _arithmetic(op_type: str) -> _Spelled:
-    """Spell arithmetic on numbers: of int64, or of float64 where one of them is a float."""
+def _arithmetic(op_type: str, *, of_floats: bool = False) -> _Spelled:
+    """Spell arithmetic on numbers: of int64, or of float64 where one of them is a float, or always."""
 
     def spelled(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
-        dtype = _FLOAT if any(_is_float(joined, one) for one in args) else ir.DataType.INT64
+        dtype = _FLOAT if of_floats or _has_float(joined, args) else ir.DataType.INT64
         return joined.node(op_type, [_number(joined, one, dtype, called) for one in args], called, **_of(dtype))
-
-    return spelled
-
-
-def _of_floats(op_type: str) -> _Spelled:
-    """Spell an operator of float64 numbers."""
-
-    def spelled(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
-        return joined.node(op_type, [_number(joined, one, _FLOAT, called) for one in args], called, **_of(_FLOAT))
 
     return spelled
 
@@ -260,7 +251,7 @@ def _rounded(op_type: str | None) -> _Spelled:
 
 
 def _floor_divided(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value | None:
-    if any(_is_float(joined, one) for one in args):
+    if _has_float(joined, args):
         return None
     integers = _of(ir.DataType.INT64)
     number, divisor = (_number(joined, one, ir.DataType.INT64, called) for one in args)
@@ -270,18 +261,14 @@ def _floor_divided(joined: JoinedGraph, args: list[Any], called: str, typed: dic
 
 
 def _remainder(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value | None:
-    return None if any(_is_float(joined, one) for one in args) else _arithmetic("Mod")(joined, args, called, typed)
+    return None if _has_float(joined, args) else _arithmetic("Mod")(joined, args, called, typed)
 
 
 def _power(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value | None:
-    base, exponent = args
-    if _is_float(joined, base) or _is_float(joined, exponent) or (type(exponent) is int and exponent >= 0):
+    exponent = args[1]
+    if _has_float(joined, args) or (type(exponent) is int and exponent >= 0):
         return _arithmetic("Pow")(joined, args, called, typed)
     return None
-
-
-def _as_float(joined: JoinedGraph, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
-    return joined.node("Identity", [_number(joined, args[0], _FLOAT, called)], called, **_of(_FLOAT))
 
 
 _FLOAT = ir.DataType.DOUBLE
@@ -292,9 +279,11 @@ def _of(dtype: ir.DataType) -> dict[str, Any]:
     return {"type": ir.TensorType(dtype), "shape": ir.Shape([])}
 
 
-def _is_float(joined: JoinedGraph, argument: Any) -> bool:
-    value = joined.value(argument)
-    return isinstance(argument, float) if value is None else value.dtype is not None and value.dtype.is_floating_point()
+def _has_float(joined: JoinedGraph, arguments: Sequence[Any]) -> bool:
+    """Check whether one of some numbers is a float: a constant, or a value of the graph."""
+    dtypes = [value.dtype for one in arguments if (value := joined.value(one)) is not None]
+    is_float = any(dtype is not None and dtype.is_floating_point() for dtype in dtypes)
+    return is_float or any(isinstance(one, float) for one in arguments)
 
 
 def _number(joined: JoinedGraph, argument: Any, dtype: ir.DataType, called: str) -> ir.Value:
@@ -318,7 +307,7 @@ _ONNX: Mapping[str, _Spelled] = {
     "_operator.neg": _arithmetic("Neg"),
     "_operator.pow": _power,
     "_operator.sub": _arithmetic("Sub"),
-    "_operator.truediv": _of_floats("Div"),
+    "_operator.truediv": _arithmetic("Div", of_floats=True),
     "aten._reshape_alias.default": _reshaped,
     "aten._unsafe_view.default": _reshaped,
     "aten.alias.default": _same,
@@ -344,7 +333,7 @@ _ONNX: Mapping[str, _Spelled] = {
     "math.ceil": _rounded("Ceil"),
     "math.floor": _rounded("Floor"),
     "math.trunc": _rounded(None),
-    "torch.sym_float": _as_float,
+    "torch.sym_float": _arithmetic("Identity", of_floats=True),
     "torch.sym_max": _arithmetic("Max"),
     "torch.sym_min": _arithmetic("Min"),
     "ort_dynamo.passes.fx.copy_small_results.owned": _same,

@@ -13,6 +13,7 @@ from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
+from ort_dynamo.passes.onnx.analysis.shapes import are_same_sizes
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.targets.target import OPSET
@@ -31,15 +32,22 @@ class _Piece:
         axis: the axis.
         start: the number of zeros before it.
         size: its own size.
-        total: the size of the result.
         value: the tensor.
+        shape: the shape of the padded tensor.
     """
 
     axis: int
     start: int
     size: int
-    total: int
     value: ir.Value
+    shape: tuple[int | ir.SymbolicDim, ...]
+
+    @property
+    def total(self) -> int:
+        """Its size with the zeros."""
+        total = self.shape[self.axis]
+        assert isinstance(total, int)
+        return total
 
 
 @dataclass(frozen=True)
@@ -99,16 +107,17 @@ class JoinPads(ir.passes.InPlacePass):
             if node.graph is None or not found.total or found.size != found.total:  # the first: it was a term
                 continue
             inner = _inner(node, sums)
-            joined = [pieces[pad] for one in (node, *inner) for pad in sums[one].pads]
-            if not _fill(joined):
+            joined = sorted(
+                (pad for one in (node, *inner) for pad in sums[one].pads), key=lambda pad: pieces[pad].start
+            )
+            if not _fill([pieces[pad] for pad in joined]):
                 refuse(self, node, "its padded terms do not fill one axis")
                 continue
             if node.outputs[0].dtype is None:
                 refuse(self, node, "the type of its result is not known")
                 continue
-            self._rewrite(new, node, found.base, sorted(joined, key=lambda one: one.start))
-            removed = [*inner, *(pad for one in (node, *inner) for pad in sums[one].pads)]
-            model.graph.remove(removed, safe=True)
+            self._rewrite(new, node, found.base, [pieces[pad] for pad in joined])
+            model.graph.remove([*inner, *joined], safe=True)
             modified = True
         return ir.passes.PassResult(model, modified)
 
@@ -117,8 +126,7 @@ class JoinPads(ir.passes.InPlacePass):
         dtype, first = old.dtype, pieces[0]
         assert dtype is not None
         result = tape.op("Concat", [one.value for one in pieces], {"axis": first.axis}, version=OPSET)
-        sizes = [first.total if axis == first.axis else size for axis, size in enumerate(_shape(first))]
-        result.name, result.type, result.shape = new.name(f"{old.name}_pieces"), old.type, ir.Shape(sizes)
+        result.name, result.type, result.shape = new.name(f"{old.name}_pieces"), old.type, ir.Shape(first.shape)
         if base is not None:
             result = tape.op("Add", [base, result], version=OPSET)
             result.name, result.type, result.shape = new.name(f"{old.name}_sum"), old.type, old.shape
@@ -182,7 +190,8 @@ def _piece(pad: ir.Node) -> _Piece | None:
     size = value.shape[axis]
     if not isinstance(size, int):
         return None
-    return _Piece(axis, amounts[axis], size, amounts[axis] + size + amounts[axis + rank], value)
+    total = amounts[axis] + size + amounts[axis + rank]
+    return _Piece(axis, amounts[axis], size, value, (*value.shape[:axis], total, *value.shape[axis + 1 :]))
 
 
 def _is_zero(value: ir.Value) -> bool:
@@ -191,27 +200,10 @@ def _is_zero(value: ir.Value) -> bool:
 
 
 def _fill(pieces: list[_Piece]) -> bool:
-    """Check whether tensors fill one axis, and have equal sizes along all others."""
-    total = pieces[0].total
-    if sum(one.size for one in pieces) != total:
-        return False
-    in_order = sorted(pieces, key=lambda one: one.start)
-    ends = [0, *(one.start + one.size for one in in_order)]
-    if [one.start for one in in_order] != ends[:-1]:
-        return False
-    others = {_others(one) for one in pieces}
-    return None not in others and len(others) == 1
-
-
-def _others(piece: _Piece) -> tuple[int, int, tuple[int | str, ...]] | None:
-    """Return axis, total and the sizes along all other axes; None where one has no name, so is equal to none."""
-    dims = enumerate(_shape(piece))
-    sizes = [size if isinstance(size, int) else size.value for axis, size in dims if axis != piece.axis]
-    named = tuple(size for size in sizes if size is not None)
-    return (piece.axis, piece.total, named) if len(named) == len(sizes) else None
-
-
-def _shape(piece: _Piece) -> ir.Shape:
-    shape = piece.value.shape
-    assert shape is not None
-    return shape
+    """Check whether tensors, in order and as large as an axis together, fill that axis of one shape."""
+    first, end = pieces[0], 0
+    for one in pieces:
+        if one.start != end or one.axis != first.axis or not are_same_sizes(one.shape, first.shape):
+            return False
+        end += one.size
+    return True

@@ -110,6 +110,13 @@ def assert_same(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndar
         np.testing.assert_allclose(found[finite], right[finite], rtol=0, atol=error * scale, err_msg=name)
 
 
+def assert_fused_alike(plain: onnx.ModelProto, model: ir.Model, inputs: Mapping[str, np.ndarray], error: float) -> None:
+    """Compare the kernels of a fused model, and their bodies, with the nodes that they stand for."""
+    expected = with_kernels(ir.from_proto(plain), inputs, body=True)
+    assert_same(with_kernels(model, inputs, body=False), expected, error)
+    assert_same(with_kernels(model, inputs, body=True), expected, error)
+
+
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("seed", range(60))
 def test_a_generated_graph_computes_the_same(seed: int, symbolic: bool) -> None:
@@ -120,9 +127,7 @@ def test_a_generated_graph_computes_the_same(seed: int, symbolic: bool) -> None:
     # Where a number lies between two of a half type, an error of 1e-7 is enough for the other one.
     error = 2e-2 if any(node.op_type == "Cast" for node in plain.graph.node) else 2e-5
     with np.errstate(all="ignore"):
-        expected = with_kernels(ir.from_proto(plain), inputs, body=True)
-        assert_same(with_kernels(model, inputs, body=False), expected, error)
-        assert_same(with_kernels(model, inputs, body=True), expected, error)
+        assert_fused_alike(plain, model, inputs, error)
 
 
 def test_most_generated_nodes_are_fused() -> None:
@@ -155,10 +160,7 @@ def test_the_join_of_three_gradients_and_the_sum_of_their_columns_are_one_kernel
     assert len([node for node in model.graph if node.domain == DOMAIN]) == 2  # and one that adds up the parts
     assert len(list(model.graph)) == 2
     plain = onnx.parser.parse_model(HEADER + JOINED)
-    inputs = inputs_of(plain, 0, {})
-    expected = with_kernels(ir.from_proto(plain), inputs, body=True)
-    assert_same(with_kernels(model, inputs, body=False), expected, 1e-5)
-    assert_same(with_kernels(model, inputs, body=True), expected, 1e-5)
+    assert_fused_alike(plain, model, inputs_of(plain, 0, {}), 1e-5)
 
 
 HALVES = """g (float[2,8,2,16] x) => (float[1,8,2,16] y)
@@ -177,9 +179,7 @@ def test_pieces_of_the_same_number_of_two_axes() -> None:
     model = fused(HALVES)
     assert [node.domain for node in model.graph] == [DOMAIN]
     plain = onnx.parser.parse_model(HEADER + HALVES)
-    inputs = inputs_of(plain, 0)
-    expected = with_kernels(ir.from_proto(plain), inputs, body=True)
-    assert_same(with_kernels(model, inputs, body=False), expected, 1e-6)
+    assert_fused_alike(plain, model, inputs_of(plain, 0), 1e-6)
 
 
 ROTATED = """g (float[2,8,2,16] g, float[8,16] cosine, float[8,16] sine) => (float[2,8,2,16] y)
@@ -203,9 +203,7 @@ def test_a_sum_joins_its_terms_in_any_order(terms: str) -> None:
     model = fused(text)
     assert [node.domain for node in model.graph] == [DOMAIN]
     plain = onnx.parser.parse_model(HEADER + text)
-    inputs = inputs_of(plain, 0)
-    expected = with_kernels(ir.from_proto(plain), inputs, body=True)
-    assert_same(with_kernels(model, inputs, body=False), expected, 1e-6)
+    assert_fused_alike(plain, model, inputs_of(plain, 0), 1e-6)
 
 
 def test_kernels_that_are_equal_have_bodies_of_their_own() -> None:
@@ -297,6 +295,4 @@ def test_each_half_of_a_cross_entropy_is_one_kernel(text: str, width: int) -> No
     plain, inputs = cross_entropy(text, width)
     model = fused(plain)
     assert len([node for node in model.graph if node.op_type != "Unsqueeze"]) == 1
-    expected = with_kernels(ir.from_proto(plain), inputs, body=True)
-    assert_same(with_kernels(model, inputs, body=False), expected, 2e-5 if text is LOSS else 1e-2)
-    assert_same(with_kernels(model, inputs, body=True), expected, 2e-5 if text is LOSS else 1e-2)
+    assert_fused_alike(plain, model, inputs, 2e-5 if text is LOSS else 1e-2)

@@ -104,7 +104,9 @@ class JoinPads(ir.passes.InPlacePass):
                 sums[node] = _sum(node, sums, pieces)
         new, modified = NewValues(model, self), False
         for node, found in reversed(sums.items()):  # a sum before its terms
-            if node.graph is None or not found.total or found.size != found.total:  # the first: it was a term
+            if node.graph is None:  # another sum has taken its terms
+                continue
+            if not found.total or found.size != found.total:
                 continue
             inner = _inner(node, sums)
             joined = sorted(

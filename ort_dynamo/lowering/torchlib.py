@@ -46,7 +46,7 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if target in WRONG:
         raise UnsupportedNodeError(f"no lowering for {target}; torch_lib's is wrong: {WRONG[target]}")
     if torch.Tag.nondeterministic_seeded in target.tags:
-        raise UnsupportedNodeError("a random operator that depends on tensor values: torch runs it")
+        raise UnsupportedNodeError("a random operator that depends on tensor values")
     try:
         exporter = find_exporter(OPSET)
     except ExporterMissingError as error:

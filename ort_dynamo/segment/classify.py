@@ -19,6 +19,7 @@ from ort_dynamo.graph.marks import CHOSEN, OBSERVERS, RANDOM
 from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.lowering.translate import COND
 from ort_dynamo.passes.fx.analysis.mutation import writes_input
+from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
 from ort_dynamo.program.progress import counted
 from ort_dynamo.torch_internals.fakes import fakes_around
 from ort_dynamo.torch_internals.kernels.operators import HigherOrderOperator, OpOverload, aten, is_collective
@@ -37,7 +38,8 @@ class Place(Enum):
     CHOSEN = auto()
     """An island could take it, and torch runs it faster (passes/fx/torch_graph/place_in_torch.py); it has a reason."""
     RANDOM = auto()
-    """A random op with no data input (passes/fx/hoist_random), torch's by design."""
+    """A random op, torch's by design: with no data input (passes/fx/hoist_random), or one that reads tensors and has no
+    lowering."""
     COLLECTIVE = auto()
     """Communication with other processes, or the wait for it: torch's by design, as the process group is torch's."""
     OBSERVER = auto()
@@ -87,6 +89,9 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
                 placements[node] = Placement(place, node.meta[CHOSEN])
                 continue
             reason = None if place else _other_kind(node) or _other_device(node, device) or refuse(node)
+            if reason is not None and is_random(node):
+                placements[node] = Placement(Place.RANDOM)
+                continue
             placements[node] = Placement(place or (Place.LOWERED if reason is None else Place.EAGER), reason)
     return placements
 

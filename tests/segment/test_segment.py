@@ -148,6 +148,15 @@ def test_random_operators_keep_their_order_across_levels() -> None:
     torch.testing.assert_close(ours, function(x), rtol=0, atol=0)
 
 
+def test_a_random_operator_that_reads_data_is_torchs_by_design() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.bernoulli(x * 2) + torch.multinomial(x * 3, 4, replacement=True)
+
+    segmented = cut(function, torch.rand(4, 4), eager=(aten.bernoulli.default, aten.multinomial.default))
+    assert segmented.by_design == {"aten.bernoulli.default": 1, "aten.multinomial.default": 1}
+    assert not segmented.eager
+
+
 def test_a_node_on_the_meta_device_has_the_reason_that_it_holds_no_data() -> None:
     segmented = cut(lambda x: x + 1, torch.ones(2, device="meta"))
     assert "meta, which holds no data" in str(segmented.eager)

@@ -201,7 +201,7 @@ def _how(overload: OpOverload) -> tuple[str, str]:
     if overload in torchlib.WRONG:
         return "eager", f"torch_lib's is wrong: {torchlib.WRONG[overload]}"
     if torch.Tag.nondeterministic_seeded in overload.tags:
-        return "eager", "a random operator that depends on tensor values"
+        return "random", "it depends on tensor values"
     return ("torch_lib", "") if torchlib.has_function(overload) else ("eager", "")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,43 +18,59 @@ __all__ = ["check_devices", "check_inputs", "check_outputs", "module_device"]
 _PLAIN = frozenset({torch.Tensor, nn.Parameter, type(None), int, float, bool, str})
 
 
-def check_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_inputs(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Check the types of a call's arguments: None, str, numbers, tensors, and nested sequences and mappings of these.
 
     Containers that torch's pytree knows, sizes, dtypes and devices, and the caches of transformers are allowed as well.
 
+    Args:
+        forward: the function that is called, which names the positional arguments.
+
     Raises:
         ORTModuleIOError: an argument is of another type.
     """
-    for value in args:
-        if type(value) not in _PLAIN:
-            _check(value, "data")
-    for value in kwargs.values():
-        if type(value) not in _PLAIN:
-            _check(value, "data")
+    for key, value in (*enumerate(args), *kwargs.items()):
+        if type(value) not in _PLAIN and (found := _find_other(value)) is not None:
+            path, other = found
+            name = "_".join([_argument_name(forward, key) if isinstance(key, int) else key, *path])
+            message = f"ORTModule does not support input type {other} for input {name}"
+            raise wrap_exception(ORTModuleIOError, TypeError(message))
 
 
 def check_outputs(outputs: Any) -> None:
     """Check the types of a module's results, which may be the same; raises ORTModuleIOError."""
-    if type(outputs) not in _PLAIN:
-        _check(outputs, "output")
-
-
-def _check(value: Any, what: str) -> None:
-    if isinstance(value, (torch.Tensor, str, int, float, complex, torch.dtype, torch.device, type(None))):
-        return
-    if isinstance(value, Mapping):
-        parts: Iterable[Any] = value.values()
-    elif isinstance(value, (Sequence, set, frozenset)):
-        parts = value
-    elif is_container(type(value)) or _is_cache(value):
-        return
-    else:
-        message = f"ORTModule does not support the following model {what} type {type(value)}."
+    if type(outputs) not in _PLAIN and (found := _find_other(outputs)) is not None:
+        message = f"ORTModule fails to extract schema from data: Unsupported flatten data type: {found[1]}"
         raise wrap_exception(ORTModuleIOError, TypeError(message))
-    for part in parts:
-        if type(part) not in _PLAIN:
-            _check(part, what)
+
+
+def _find_other(value: Any) -> tuple[list[str], type] | None:
+    """Find the first part of a value that has another type: the keys and indices that lead to it, and the type."""
+    if isinstance(value, (torch.Tensor, str, int, float, complex, torch.dtype, torch.device, type(None))):
+        return None
+    if isinstance(value, Mapping):
+        parts: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, (Sequence, set, frozenset)):
+        parts = enumerate(value)
+    elif is_container(type(value)) or _is_cache(value):
+        return None
+    else:
+        return [], type(value)
+    for key, part in parts:
+        if type(part) not in _PLAIN and (found := _find_other(part)) is not None:
+            path, other = found
+            return [str(key), *path], other
+    return None
+
+
+def _argument_name(forward: Callable[..., Any], index: int) -> str:
+    """Name a positional argument by its parameter; one that `*args` takes has its index there, as in `args_0`."""
+    for position, parameter in enumerate(inspect.signature(forward).parameters.values()):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return f"{parameter.name}_{index - position}"
+        if position == index:
+            return parameter.name
+    return str(index)
 
 
 def _is_cache(value: Any) -> bool:

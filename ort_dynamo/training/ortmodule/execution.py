@@ -177,7 +177,7 @@ class ExecutionManager:
             return self._fallback_manager.fallback(*inputs, **kwargs)
         before, _thread.running = _thread.running, self
         try:
-            check_inputs(inputs, kwargs)
+            check_inputs(self._module.forward, inputs, kwargs)
             if self._report is not None:
                 self._report.before_forward()
             outputs = self._later(inputs, kwargs) if self._has_run else self._first(inputs, kwargs)

@@ -162,11 +162,13 @@ class ToPoint(nn.Module):
 def test_other_types_are_refused_with_the_type(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
     x = torch.randn(3)
-    with pytest.raises(ORTModuleIOError, match=r"ORTModule does not support the following model data type .*Point"):
+    with pytest.raises(ORTModuleIOError, match=r"ORTModule does not support input type .*Point'> for input point"):
         ORTModule(OfPoint())(Point(x, x))
-    with pytest.raises(ORTModuleIOError, match=r"ORTModule does not support the following model data type .*Point"):
+    with pytest.raises(ORTModuleIOError, match=r"ORTModule does not support input type .*Point'> for input point"):
+        ORTModule(OfPoint())(point=Point(x, x))
+    with pytest.raises(ORTModuleIOError, match=r"ORTModule does not support input type .*Point'> for input batch_x_0"):
         ORTModule(Nested())({"x": [Point(x, x)], "rest": None})
-    with pytest.raises(ORTModuleIOError, match=r"ORTModule does not support the following model output type .*Point"):
+    with pytest.raises(ORTModuleIOError, match=r"extract schema from data: Unsupported flatten data type: .*Point'>"):
         ORTModule(ToPoint())(x)
 
 

@@ -135,7 +135,7 @@ def test_without_a_matching_policy_the_exception_is_raised_each_time(monkeypatch
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DEVICE|FALLBACK_UNSUPPORTED_ONNX_MODEL")
     ort_model = ORTModule(ToPoint())
     for _ in range(2):
-        with pytest.raises(ORTModuleIOError, match="output type"):
+        with pytest.raises(ORTModuleIOError, match="data type"):
             ort_model(torch.randn(3))
 
 

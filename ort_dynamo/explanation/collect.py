@@ -20,7 +20,7 @@ from ort_dynamo.explanation.step_calls import StepCalls
 from ort_dynamo.graph.build import PassRecord
 from ort_dynamo.graph.source_line import innermost_module, user_line
 from ort_dynamo.passes.fx.analysis.memory import SavedTensor, alive_alone, alive_bytes
-from ort_dynamo.passes.fx.analysis.saved_tensors import CASTS, bytes_of, calls
+from ort_dynamo.passes.fx.analysis.saved_tensors import bytes_of, cast_source
 from ort_dynamo.passes.fx.analysis.storage import fakes_in
 from ort_dynamo.passes.fx.analysis.views import maker_of
 from ort_dynamo.program.progress import RUNNING
@@ -245,9 +245,10 @@ def _tensor(dtype: torch.dtype, shape: Iterable[object]) -> str:
 
 def _cast(node: Node) -> str:
     """Return "float32 to bfloat16" of a cast; "" of any other node."""
-    if not calls(node, CASTS):
+    source = cast_source(node)
+    if source is None:
         return ""
-    before, after = (fakes_in(one.meta.get("val")) for one in (node.all_input_nodes[0], node))
+    before, after = (fakes_in(one.meta.get("val")) for one in (source, node))
     if not before or not after or before[0].dtype is after[0].dtype:
         return ""
     return f"{before[0].dtype} to {after[0].dtype}".replace("torch.", "")

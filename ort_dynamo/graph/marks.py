@@ -16,6 +16,7 @@ __all__ = [
     "HALF",
     "IGNORES_NAN",
     "KERNEL_READS",
+    "LACKED_SYMBOLS",
     "NUMBER",
     "OBSERVERS",
     "PASS",
@@ -82,6 +83,9 @@ Fake tensors of some operators are contiguous in any layout of their operands.
 
 KERNEL_READS = "ort_dynamo.kernel_reads"
 """On the gradient of one: index of such an argument -> the dtype that torch's kernel takes it in."""
+
+LACKED_SYMBOLS = "ort_dynamo.lacked_symbols"
+"""The size symbols around a node that no input of its graph and no node that torch runs has as a size by itself."""
 
 WHOLE_NODE = "ort_dynamo.whole_node"
 """The name that the node has in the graph before this is cut into islands; copies in these and around them keep it."""

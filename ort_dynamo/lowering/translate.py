@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from ort_dynamo.errors import LoweringError, UnsupportedNodeError
 from ort_dynamo.graph.boundary import ValueSpec, inverse, output_spec
 from ort_dynamo.graph.dtypes import onnx_dtype, onnx_tensor
-from ort_dynamo.graph.marks import NUMBER
+from ort_dynamo.graph.marks import LACKED_SYMBOLS, NUMBER
 from ort_dynamo.graph.source_line import user_line
 from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
@@ -182,9 +182,9 @@ class _Walk:
             self._builder.push_module(name)
 
     def offer_all_sizes(self, node: Node) -> None:
-        """Make every size symbol around `node` readable, as segment/islands.py does for an island that lacks one."""
+        """Make the size symbols around `node` readable that segment/islands.py can hand to an island."""
         fakes = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
-        for symbol in symbols_of(fakes).free:
+        for symbol in symbols_of(fakes).free.difference(node.meta.get(LACKED_SYMBOLS, ())):
             self._symbols.offer_scalar(symbol, self._builder.input(f"size_{symbol}", ir.DataType.INT64, []))
 
     def add_argument(self, node: Node) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ort_dynamo.graph.marks import CHOSEN, OBSERVERS, RANDOM
+from ort_dynamo.graph.marks import CHOSEN, LACKED_SYMBOLS, OBSERVERS, RANDOM
 from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.lowering.translate import COND
 from ort_dynamo.passes.fx.analysis.mutation import writes_input
@@ -76,6 +76,7 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
     carried: set[Any] = set()
     for node in graph.find_nodes(op="placeholder"):
         carried |= symbols_of(node.meta.get("val")).whole
+    readable = set(carried)
     placements: dict[Node, Placement] = {}
     for node in counted(graph.nodes, "choosing where operators run"):
         if node.op == "get_attr":
@@ -84,16 +85,27 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
         if node.target is operator.getitem:
             placements[node] = placements.get(node.args[0], Placement(Place.HOST))
         elif node.op not in ("placeholder", "output"):
-            place = _without_trial(node, carried)
-            if place is Place.CHOSEN:
-                placements[node] = Placement(place, node.meta[CHOSEN])
-                continue
-            reason = None if place else _other_kind(node) or _other_device(node, device) or refuse(node)
-            if reason is not None and is_random(node):
-                placements[node] = Placement(Place.RANDOM)
-                continue
-            placements[node] = Placement(place or (Place.LOWERED if reason is None else Place.EAGER), reason)
+            node.meta[LACKED_SYMBOLS] = _symbols_around(node) - readable
+            placements[node] = _placement(node, carried, refuse, device)
+        if node in placements and placements[node].place is not Place.LOWERED:
+            readable |= symbols_of(node.meta.get("val")).whole
     return placements
+
+
+def _placement(node: Node, carried: Set[Any], refuse: Callable[[Node], str | None], device: torch.device) -> Placement:
+    """Place one node; `carried` are the size symbols that the graph's inputs carry."""
+    place = _without_trial(node, carried)
+    if place is Place.CHOSEN:
+        return Placement(place, node.meta[CHOSEN])
+    reason = None if place else _other_kind(node) or _other_device(node, device) or refuse(node)
+    if reason is not None and is_random(node):
+        return Placement(Place.RANDOM)
+    return Placement(place or (Place.LOWERED if reason is None else Place.EAGER), reason)
+
+
+def _symbols_around(node: Node) -> Set[Any]:
+    """Return the size symbols of a node's result and of its arguments."""
+    return symbols_of([one.meta.get("val") for one in (node, *node.all_input_nodes)]).free
 
 
 _SIZE_READS = frozenset(

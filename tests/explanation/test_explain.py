@@ -215,6 +215,9 @@ def test_casts_are_counted() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         (graph,) = explain(Mlp(), torch.randn(3, 4)).graphs
     assert graph.roles[0].casts["float32 to bfloat16"] > 0
+    nested = torch.vmap(torch.vmap(lambda row: row.sin() * 2))  # casts a number to a tensor
+    (graph,) = explain(nested, torch.randn(3, 4)).graphs
+    assert not graph.roles[0].casts
 
 
 def test_the_text_is_one_screen() -> None:

@@ -259,6 +259,17 @@ def test_a_number_read_from_data_that_decides_nothing() -> None:
 
 
 @pytest.mark.usefixtures("captured")
+def test_a_size_that_only_a_difference_of_sizes_has() -> None:
+    def function(x: torch.Tensor, n: torch.Tensor) -> Any:
+        start = n.item()
+        torch._check(start >= 0)
+        torch._check(start <= x.shape[0])
+        return x.clone()[start:].mul_(2), x.clone()[:, start:].exp_()
+
+    like_eager(function, *[(torch.randn(rows, 9), torch.tensor(n)) for rows, n in ((5, 2), (5, 0), (5, 5), (6, 3))])
+
+
+@pytest.mark.usefixtures("captured")
 def test_strides_that_depend_on_data_are_kept() -> None:
     def function(x: torch.Tensor) -> Any:
         chosen = x[x > 0]

@@ -170,6 +170,17 @@ def test_transforms_around_and_inside(transform: Any, compiled: Compile) -> None
     compare([compiled(lambda x: transform(function, x))(data(3, 4))], [wanted])
 
 
+@pytest.mark.parametrize("arithmetic", [lambda x: x.sin() * 2, lambda x: 3.5 / x])
+def test_numbers_in_vmaps_of_vmaps(arithmetic: Any, compiled: Compile) -> None:
+    def gradients(function: Any) -> list[Tensor]:
+        x = data(3, 4).requires_grad_()
+        y = function(x)
+        return [y, *torch.autograd.grad(y.sum(), x)]
+
+    nested = torch.vmap(torch.vmap(arithmetic))
+    compare(gradients(compiled(nested)), gradients(nested))
+
+
 # -- several gradients at once -----------------------------------------------------------------------------------------
 
 

@@ -7,19 +7,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import sympy
-import torch
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ort_dynamo.options.plan_grammar import Plan, PlanType
 from ort_dynamo.passes.fx.analysis.operator_names import names_of
 from ort_dynamo.passes.fx.analysis.saved_tensors import (
-    CASTS,
     JointGraph,
     SavedTensor,
     bytes_of,
-    calls,
     can_recompute,
+    cast_source,
     is_number,
     is_tensor,
     time_of,
@@ -194,8 +192,5 @@ class _Available:
 
 def _widens(node: Node) -> bool:
     """Check whether `node` is a cast to a dtype of more bytes."""
-    if not calls(node, CASTS):
-        return False
-    (source,) = node.all_input_nodes[:1]
-    own: torch.Tensor = node.meta["val"]
-    return bool(source.meta["val"].element_size() < own.element_size())
+    source, own = cast_source(node), node.meta["val"]
+    return source is not None and bool(source.meta["val"].element_size() < own.element_size())

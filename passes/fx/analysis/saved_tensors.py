@@ -32,6 +32,7 @@ __all__ = [
     "bytes_of",
     "calls",
     "can_recompute",
+    "cast_source",
     "is_number",
     "is_random",
     "is_tangent",
@@ -253,6 +254,12 @@ CASTS = (aten._to_copy, prims.convert_element_type)
 def calls(node: Node, packets: Collection[object]) -> bool:
     """Check whether `node` calls an overload of one of the operators `packets`."""
     return getattr(node.target, "overloadpacket", None) in packets
+
+
+def cast_source(node: Node) -> Node | None:
+    """Return the tensor that `node` casts; None of any other node, and of a number that torch.vmap made a tensor."""
+    source = node.args[0] if calls(node, CASTS) else None
+    return source if isinstance(source, Node) and not is_number(source) else None
 
 
 def must_recompute(node: Node) -> bool:

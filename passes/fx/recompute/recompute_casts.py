@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ort_dynamo.passes.fx.analysis.saved_tensors import (
-    CASTS,
     JointGraph,
     bytes_of,
-    calls,
     can_recompute,
+    cast_source,
     is_tensor,
     tag,
 )
@@ -57,9 +57,10 @@ def _kept_casts(joint: JointGraph, static: frozenset[int]) -> Iterator[Node]:
     returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
     kept = frozenset(map(storage_of, joint.read_by_backward))
     for cast in joint.forward:
-        if not calls(cast, CASTS) or not _is_float_cast(cast):
+        source = cast_source(cast)
+        if source is None or not _is_float_cast(source.meta["val"], cast.meta["val"]):
             continue
-        storage, source = storage_of(cast), cast.all_input_nodes[0]
+        storage = storage_of(cast)
         if storage not in kept or storage in returned or not all(map(can_recompute, joint.sharing([cast]))):
             continue
         lives = storage_of(source) in static
@@ -67,7 +68,6 @@ def _kept_casts(joint: JointGraph, static: frozenset[int]) -> Iterator[Node]:
             yield cast
 
 
-def _is_float_cast(cast: Node) -> bool:
-    before, after = cast.all_input_nodes[0].meta["val"], cast.meta["val"]
+def _is_float_cast(before: torch.Tensor, after: torch.Tensor) -> bool:
     same_place = before.device == after.device and before.layout == after.layout
     return same_place and before.is_floating_point() and after.is_floating_point() and before.dtype != after.dtype

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ort_dynamo.passes.fx.analysis.saved_tensors import cast_source
 from ort_dynamo.passes.fx.torch_graph.images import CAST_ARGUMENTS, is_known
 from ort_dynamo.torch_internals.kernels.operators import aten
 
@@ -20,7 +21,9 @@ def is_plain_cast(node: Node) -> bool:
     """Check whether a node changes the type of a floating tensor, neither its device nor its strides."""
     if node.target is not aten._to_copy.default or not node.kwargs.keys() <= CAST_ARGUMENTS:
         return False
-    source: Any = node.args[0]
+    source = cast_source(node)
+    if source is None:
+        return False
     given, result = source.meta["val"], node.meta["val"]
     if not (given.dtype.is_floating_point and result.dtype.is_floating_point and given.layout is torch.strided):
         return False

@@ -90,6 +90,12 @@ def test_a_cast_that_a_kernel_reads_is_part_of_it() -> None:
     assert_fx_untouched(CallForeach(), gm)
 
 
+def test_numbers_that_vmap_casts_are_no_weights() -> None:
+    scaled = torch.vmap(torch.vmap(lambda row: row * 2))
+    gm = make_fx(lambda *w: [scaled(one) for one in w], tracing_mode="fake")(*WEIGHTS)
+    assert_fx_untouched(PlaceForeach(), gm)
+
+
 def test_casts_of_gradients_are_one_call_after_the_last_product() -> None:
     halves = [one.bfloat16() for one in WEIGHTS]
     gm = placed(lambda *w: [(one @ one.t()).float() for one in w], *halves)

@@ -89,6 +89,12 @@ def test_an_integer_cast_is_left_alone(joint_graph: Capture) -> None:
     assert_fx_untouched(RecomputeCasts((1,)), gm)
 
 
+def test_a_number_that_vmap_casts_is_left_alone(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x: torch.vmap(torch.vmap(lambda row: row.sin() * 2))(x).sum(), weight(3, 4))
+    assert any(node.args[0] == 2 for node in JointGraph(gm).forward if node.name.startswith("_to_copy"))
+    assert_fx_untouched(RecomputeCasts(()), gm)
+
+
 def test_tags_of_a_checkpoint_policy_stay(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x: (x * x).float().sin().sum(), weight(4, dtype=torch.bfloat16))
     (cast,) = [node for node in JointGraph(gm).forward if node.name == "_to_copy"]

@@ -25,7 +25,7 @@ from ort_dynamo.lowering.kernel_dtypes import (
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, schema_of
 from ort_dynamo.torch_internals.kernels.promotion import KIND, elementwise_dtypes
 
-__all__ = ["left_to_torch", "node_left_to_torch"]
+__all__ = ["calls_for_entries", "left_to_torch", "node_left_to_torch"]
 
 _V = TypeVar("_V")
 _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
@@ -45,6 +45,9 @@ _REPEATING = frozenset({"roll"})
 _OPERANDS = frozenset({"exponent", "other", "self"})
 """Names of arguments in which a scalar takes part in a promotion."""
 
+_OVER_LISTS = "aten._foreach_"
+"""The beginning of the names of operators that call another one for each entry of their lists."""
+
 _BY_SLICES = frozenset({"index_add", "index_reduce"})
 """Operators whose `source` has the slices of `self`, which their kernels check and fake tensors do not."""
 
@@ -52,13 +55,21 @@ _BY_SLICES = frozenset({"index_add", "index_reduce"})
 def node_left_to_torch(node: Node) -> str | None:
     """Return the reason to leave the call of `node` to torch, or None.
 
-    A node that a decomposition made is not checked: eager runs the operator that was decomposed.
+    A node that a decomposition made is not checked, unless it is a call for an entry of a list: eager runs the operator
+    that was decomposed.
     """
-    decomposed = node.meta.get("original_aten") or node.target
-    if not isinstance(node.target, OpOverload) or str(decomposed) != str(node.target):  # a copied meta has a copy
+    decomposed = str(node.meta.get("original_aten") or node.target)  # a copied meta has a copy
+    if not isinstance(node.target, OpOverload):
+        return None
+    if decomposed != str(node.target) and not decomposed.startswith(_OVER_LISTS):
         return None
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
     return left_to_torch(node.target, args, kwargs)
+
+
+def calls_for_entries(overload: OpOverload) -> bool:
+    """Check whether eager, too, computes an operator by calling another one for each entry of its lists."""
+    return str(overload).startswith(_OVER_LISTS)
 
 
 def left_to_torch(overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
@@ -156,6 +167,8 @@ class _Dtypes:
         used = self._computed_in(operands)
         if used is None:
             return self._says("are mixed, which only torch's kernels check")
+        if any(isinstance(value, complex) for value in self._arguments.values()):
+            return self._says("are real, and a number is complex")
         taken = self._rule(TAKEN)
         on_cuda = any(tensor.device.type == "cuda" for tensor in every)  # its kernels take more
         if taken is None or on_cuda or used <= set(taken):

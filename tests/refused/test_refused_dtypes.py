@@ -106,6 +106,35 @@ PAIRS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
+COMPLEX_NUMBERS: dict[str, Callable[[Tensor], Any]] = {
+    "lerp": lambda x: torch.lerp(x, x + 1, 1j),
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=1j),
+    "addcdiv": lambda x: torch.addcdiv(x, x, x, value=1j),
+    "add": lambda x: x + 1j,
+    "mul": lambda x: x * 1j,
+    "rsub": lambda x: 1j - x,
+    "add, alpha": lambda x: torch.add(x, x, alpha=1j),
+    "pow": lambda x: x**1j,
+    "clamp": lambda x: x.clamp(min=1j),
+    "masked_fill": lambda x: x.masked_fill(x > 0, 1j),
+    "full_like": lambda x: torch.full_like(x, 1j),
+    "eq": lambda x: x == 1j,
+    "where": lambda x: torch.where(x > 0, x, 1j),
+    "addmm": lambda x: torch.addmm(x, x, x, alpha=1j),
+    "pad": lambda x: torch.constant_pad_nd(x, (1, 1), 1j),
+    "index_fill": lambda x: x.index_fill(0, torch.tensor([0]), 1j),
+    "scatter": lambda x: x.scatter(0, torch.tensor([[0]]), 1j),
+    "hardshrink": lambda x: F.hardshrink(x, 1j),
+    "threshold": lambda x: F.threshold(x, 0.5, 1j),
+    "fill": lambda x: torch.fill(x, 1j),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX_NUMBERS)
+def test_complex_numbers_are_computed_or_refused_as_in_eager(name: str) -> None:
+    check(COMPLEX_NUMBERS[name], torch.rand(3, 3))
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_two_dtypes_are_computed_or_refused_as_in_eager(name: str) -> None:
     x, y = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.lowering.kernel_checks import left_to_torch
+from ort_dynamo.lowering.kernel_checks import calls_for_entries, left_to_torch
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, can_decompose, present
 
 __all__ = ["checked"]
@@ -26,7 +26,7 @@ _inside: ContextVar[bool] = ContextVar("_inside", default=False)
 
 def checked(overload: OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
     """Make `decomposition` check its arguments as eager's kernel does, unless eager decomposes the operator, too."""
-    if can_decompose(overload):
+    if can_decompose(overload) or calls_for_entries(overload):
         return decomposition
     check = _CHECKS.get(overload)
 

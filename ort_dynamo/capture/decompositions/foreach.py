@@ -27,6 +27,14 @@ def _with_value(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
     return call
 
 
+def _norm(self: torch.Tensor, order: Any = 2, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Compute the norm of an entry; give NotImplemented where eager's kernel refuses the dtypes."""
+    takes = self.is_floating_point() or self.is_complex()
+    if not takes or (dtype is not None and torch.promote_types(self.dtype, dtype) != dtype):
+        return NotImplemented
+    return torch.linalg.vector_norm(self, order, dtype=dtype)
+
+
 _OTHER: dict[OpOverload, Callable[..., torch.Tensor]] = {
     # at::_foreach_maximum.Scalar does the same: maximum takes no scalar.
     aten._foreach_maximum.Scalar: torch.clamp_min,
@@ -39,7 +47,7 @@ _OTHER: dict[OpOverload, Callable[..., torch.Tensor]] = {
     aten._foreach_addcmul.ScalarList: _with_value(torch.addcmul),
     aten._foreach_addcdiv.Scalar: _with_value(torch.addcdiv),
     aten._foreach_addcdiv.ScalarList: _with_value(torch.addcdiv),
-    aten._foreach_norm.Scalar: lambda x, order=2, dtype=None: torch.linalg.vector_norm(x, order, dtype=dtype),
+    aten._foreach_norm.Scalar: _norm,
     aten._foreach_copy.default: aten.copy.default,
     aten._foreach_zero.default: torch.zeros_like,
 }
@@ -59,14 +67,18 @@ def foreach_decompositions() -> dict[OpOverload, Callable[..., Any]]:
 
 
 def _one_by_one(target: OpOverload, function: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
-    """Make a decomposition that calls `function` for each entry of the arguments that are lists."""
+    """Make a decomposition that calls `function` for each entry of the arguments that are lists.
+
+    It gives NotImplemented if `function` does so for an entry.
+    """
     listed = [isinstance(argument.type, torch.ListType) for argument in schema_of(target).arguments]
     first = listed.index(True)
 
     def decomposition(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        return [
+        results = [
             function(*(a[i] if many else a for a, many in zip(args, listed, strict=False)), **kwargs)
             for i in range(len(args[first]))
         ]
+        return NotImplemented if any(result is NotImplemented for result in results) else results
 
     return decomposition

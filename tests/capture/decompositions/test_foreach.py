@@ -92,6 +92,31 @@ def test_lists_of_symbolic_sizes_equal_eager():
     )
 
 
+REFUSED = {
+    "lerp of integers": lambda x, i: torch._foreach_lerp([i], [i + 1], 0.5),
+    "lerp of integers by a list": lambda x, i: torch._foreach_lerp([i], [i + 1], [i]),
+    "lerp by a complex number": lambda x, i: torch._foreach_lerp([x], [x + 1], 1j),
+    "addcmul with a complex value": lambda x, i: torch._foreach_addcmul([x], [x], [x], value=1j),
+    "ceil of bools": lambda x, i: torch._foreach_ceil([i > 1]),
+    "frac of integers": lambda x, i: torch._foreach_frac([x, i]),
+    "powers by negative integers": lambda x, i: torch._foreach_pow([x, i], -1),
+    "norm of integers": lambda x, i: torch._foreach_norm([x, i], 1),
+    "norm of integers in floats": lambda x, i: torch._foreach_norm([i], 1, dtype=torch.float32),
+    "norm in a narrower dtype": lambda x, i: torch._foreach_norm([x], 1, dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("function", REFUSED.values(), ids=REFUSED.keys())
+def test_lists_that_eager_refuses_raise_eagers_error(function):
+    torch._dynamo.reset()
+    lists = torch.rand(4), torch.arange(4)
+    with pytest.raises(RuntimeError) as theirs:
+        function(*lists)
+    with pytest.raises(RuntimeError) as ours:
+        torch.compile(function, backend="ort_train")(*lists)
+    assert (ours.type, str(ours.value)) == (theirs.type, str(theirs.value))
+
+
 OPTIMIZERS = {
     "sgd": functools.partial(optim.SGD, lr=0.1),
     "sgd with momentum": functools.partial(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),

@@ -86,10 +86,18 @@ def left_to_torch(overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str
         return None
     names = [argument.name for argument in schema.arguments]
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    if arguments.get("transposed") is True:  # a convolution, which has kernels of its own for that
-        full = f"{name}.transposed"
+    full = _kernel_of_its_own(name, arguments) or full
     wrong = _wrong_dimension(name, arguments) or _other_slices(name, arguments)
     return wrong or _Dtypes(name, full, arguments).refusal()
+
+
+def _kernel_of_its_own(name: str, arguments: Mapping[str, Any]) -> str | None:
+    """Return the name in the tables of a form of the operator with a kernel of its own, or with rules of its own."""
+    if arguments.get("transposed") is True:
+        return f"{name}.transposed"
+    if name == "convolution" and any(one != 1 for one in arguments["dilation"]):
+        return f"{name}.dilated"
+    return f"{name}.cast" if isinstance(arguments.get("dtype"), torch.dtype) else None
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -267,6 +267,7 @@ UNKNOWN = (
 TAKEN: Mapping[str, str] = _by_name(
     (
         """
+            cumprod.cast cumsum.cast
             _trilinear abs addbmm addcmul addmm addmv affine_grid_generator argmax argmin baddbmm bmm bucketize ceil
             clamp.Tensor div.Tensor_mode dot floor floor_divide fmod.Tensor hardtanh index_reduce isin kthvalue
             linalg_cross max_pool2d_with_indices max_pool3d_with_indices median mm mv mvlgamma nanmedian neg positive
@@ -345,7 +346,7 @@ TAKEN: Mapping[str, str] = _by_name(
         "fdl",
     ),
     (
-        "avg_pool2d avg_pool2d_backward convolution.transposed",
+        "avg_pool2d avg_pool2d_backward convolution.dilated convolution.transposed",
         "fdhbl",
     ),
     (

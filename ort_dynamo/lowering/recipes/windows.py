@@ -160,6 +160,12 @@ class Windows:
         """Count the elements of the input in each window, (out,)."""
         return ctx.op.ReduceSum(ctx.cast(self.inside, dtype), [1], keepdims=0)
 
+    def gather(self, op: OpBuilder, value: ir.Value, rank: int, axis: int) -> ir.Value:
+        """Gather a value (…, size, …) of `rank` dimensions to (…, out, longest, …), with zeros outside of the input."""
+        found = op.Gather(value, self.index, axis=axis)
+        inside = op.Unsqueeze(self.inside, list(range(2, rank - axis + 1))) if axis < rank - 1 else self.inside
+        return op.Where(inside, found, 0.0)
+
 
 def _column(ctx: LoweringContext, size: Size) -> ir.Value:
     """0, 1, … size - 1 as an int64 (size, 1)."""
@@ -198,11 +204,8 @@ def adaptive_windows(ctx: LoweringContext, size: Size, out: Size) -> Windows:
 
 def window_sum(ctx: LoweringContext, value: ir.Value, rank: int, windows: Sequence[Windows]) -> ir.Value:
     """Take the sums of a value of `rank` dimensions over windows along the last ones."""
-    op = ctx.op
     for axis, window in enumerate(windows, start=rank - len(windows)):
-        found = op.Gather(value, window.index, axis=axis)
-        inside = op.Unsqueeze(window.inside, list(range(2, rank - axis + 1))) if axis < rank - 1 else window.inside
-        value = op.ReduceSum(op.Where(inside, found, 0.0), [axis + 1], keepdims=0)
+        value = ctx.op.ReduceSum(window.gather(ctx.op, value, rank, axis), [axis + 1], keepdims=0)
     return value
 
 

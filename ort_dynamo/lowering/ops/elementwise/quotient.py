@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import onnx_ir as ir
 import torch
@@ -17,17 +18,20 @@ from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten
 from ort_dynamo.torch_internals.kernels.promotion import elementwise_dtypes
 from ort_dynamo.torch_internals.sizes.symbols import known_true
 
+Step = Callable[[ir.Value], ir.Value]
+"""What is done to the result of each step of a formula."""
+
 
 def _true_divide(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     return ctx.op.Div(a, b)
 
 
-def _divide_trunc(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+def _divide_trunc(ctx: LoweringContext, a: ir.Value, b: ir.Value, step: Step = lambda value: value) -> ir.Value:
     quotient = ctx.op.Div(a, b)
-    return truncate(ctx, quotient) if is_float(a) else quotient
+    return truncate(ctx, step(quotient)) if is_float(a) else quotient
 
 
-def _divide_floor(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+def _divide_floor(ctx: LoweringContext, a: ir.Value, b: ir.Value, step: Step = lambda value: value) -> ir.Value:
     op = ctx.op
     if not is_float(a):
         quotient = op.Div(a, b)
@@ -36,9 +40,12 @@ def _divide_floor(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
         return op.Sub(quotient, op.Cast(lower, to=a.dtype))
     # Python's float floor division, as in c10::div_floor_floating: floor(a / b) is one too large where a / b rounds up.
     remainder = op.Mod(a, b, fmod=1)
-    quotient = op.Round(op.Div(op.Sub(a, remainder), b))
+    quotient = step(op.Div(step(op.Sub(a, remainder)), b))
     lower = op.And(op.Not(op.Equal(remainder, 0.0)), op.Xor(op.Less(b, 0.0), op.Less(remainder, 0.0)))
-    return op.Where(op.Equal(b, 0.0), op.Div(a, b), op.Where(lower, op.Sub(quotient, 1.0), quotient))
+    quotient = op.Where(lower, step(op.Sub(quotient, 1.0)), quotient)
+    whole = op.Floor(quotient)
+    nearest = op.Where(op.Greater(op.Sub(quotient, whole), 0.5), op.Add(whole, 1.0), whole)
+    return op.Where(op.Equal(b, 0.0), op.Div(a, b), nearest)
 
 
 def _remainder(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -70,10 +77,32 @@ def div(ctx: LoweringContext, self: Operand, other: Operand, rounding_mode: str 
 
 def _apply_quotient(formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand) -> ir.Value:
     operands = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in (self, other)]
-    dtype, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
+    dtype, result = elementwise_dtypes(*operands, type_promotion_kind=kind)
+    wide_numbers = formula in _WITH_WIDE_NUMBERS
     if not dtype.is_floating_point:
         formula = _of_integers(ctx, formula, other, dtype)
-    return apply_formula(formula, kind, ctx, self, other, wide_numbers=formula in _WITH_WIDE_NUMBERS)
+    elif formula in (_divide_trunc, _divide_floor) and _is_stepwise(ctx, other, result):
+        formula = functools.partial(_in_steps, formula, result)
+    return apply_formula(formula, kind, ctx, self, other, wide_numbers=wide_numbers)
+
+
+def _is_stepwise(ctx: LoweringContext, divisor: Operand, dtype: torch.dtype) -> bool:
+    """Check whether torch rounds each step to `dtype`, a half one, which it does not for a divisor of one element."""
+    if not isinstance(divisor, ir.Value) or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return any(not isinstance(size, int) or size != 1 for size in ctx.sizes(divisor))
+
+
+def _in_steps(
+    formula: Callable[..., ir.Value], dtype: torch.dtype, ctx: LoweringContext, a: ir.Value, b: ir.Value
+) -> ir.Value:
+    """Apply `formula` to halves in float32, with the result of each step rounded to `dtype`."""
+    ctx.read_rounded()
+
+    def step(value: ir.Value) -> ir.Value:
+        return ctx.convert(ctx.convert(value, dtype), torch.float32)
+
+    return formula(ctx, ctx.convert(a, torch.float32), ctx.convert(b, torch.float32), step)
 
 
 # -- integers ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.recipes.interpolation import LinearMap, apply_maps
 from ort_dynamo.lowering.recipes.patches import Sliding, fold
 from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.sums.accurate_sum import integer_total
 from ort_dynamo.lowering.recipes.windows import Pool, Windows, adaptive_windows, fixed, sliding_windows, window_sum
 from ort_dynamo.lowering.registry import register
 from ort_dynamo.torch_internals.kernels.operators import aten
@@ -92,8 +93,7 @@ def _avg_pool(
     corrected = divisor_override is not None or (count_include_pad and not _is_uniform(pool, True))
     counts_padding = count_include_pad or corrected
     if not pool.fits_onnx or not ctx.target.takes("AveragePool", "", {"T": onnx_dtype(dtype)}):
-        axes = zip(pool.sizes, pool.out, pool.kernel, pool.stride, pool.padding, pool.dilation, strict=True)
-        total = window_sum(ctx, x, len(sizes), [sliding_windows(ctx, *axis) for axis in axes])
+        total = _window_total(ctx, x, pool, sizes)
         y = _divided(ctx, total, pool, count_include_pad, divisor_override, dtype)
         return ctx.cast(y, ctx.out.dtype)
     batched = len(sizes) == rank + 2
@@ -109,6 +109,20 @@ def _avg_pool(
         total = op.Mul(y, float(pool.places))
         y = _divided(ctx, total, pool, count_include_pad, divisor_override, dtype)
     return ctx.cast(y, ctx.out.dtype)
+
+
+def _window_total(ctx: LoweringContext, value: ir.Value, pool: Pool, sizes: Sequence[Size]) -> ir.Value:
+    """Return the sums (…, *out) of a value of shape `sizes` over windows; sums of integers are exact and wrap."""
+    axes = zip(pool.sizes, pool.out, pool.kernel, pool.stride, pool.padding, pool.dilation, strict=True)
+    windows, rank = [sliding_windows(ctx, *axis) for axis in axes], len(sizes)
+    assert value.dtype is not None
+    if value.dtype.is_floating_point():
+        return window_sum(ctx, value, rank, windows)
+    shape = list(sizes)
+    for axis, window, out, k in zip(range(rank - pool.rank, rank), windows, pool.out, pool.kernel, strict=True):
+        found, shape[axis] = window.gather(ctx.op, value, rank, axis), out
+        value = integer_total(ctx, found, [*shape[: axis + 1], k, *shape[axis + 1 :]], [axis + 1], keepdim=False)
+    return value
 
 
 def _divided(

@@ -8,7 +8,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.lowering.ops.memory.views import size_is_zero
-from ort_dynamo.lowering.recipes.sums.accurate_sum import total
+from ort_dynamo.lowering.recipes.sums.accurate_sum import integer_total, total
 from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.torch_internals.kernels.operators import aten
@@ -103,8 +103,11 @@ def addbmm(
     """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     if any(map(size_is_zero, (*ctx.sizes(batch1), *ctx.out.shape))):
         return _plus(ctx, self, zeros(ctx, batch1, ctx.out.shape), beta)
-    total = ctx.op.ReduceSum(product(ctx, batch1, batch2, alpha), [0], keepdims=0)
-    return _plus(ctx, self, total, beta)
+    products = product(ctx, batch1, batch2, alpha)
+    if ctx.out.dtype.is_floating_point:
+        return _plus(ctx, self, ctx.op.ReduceSum(products, [0], keepdims=0), beta)
+    sizes = (ctx.sizes(batch1)[0], *ctx.out.shape)
+    return _plus(ctx, self, integer_total(ctx, products, sizes, [0], keepdim=False), beta)
 
 
 @lowering(aten.dot.default, aten.vdot.default)

@@ -43,6 +43,19 @@ def test_rounded_quotients_equal_eager(mode):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mode", ["trunc", "floor"])
+def test_quotients_of_halves_are_rounded_before_they_are_cut_to_whole_numbers(mode, dtype):
+    """Also a product before the division, which torch rounds."""
+    torch.manual_seed(0)
+    a, b = (3 * torch.randn(20000)).to(dtype), (0.3 * torch.randn(20000)).to(dtype)
+    compiled = torch.compile(torch.div, backend="ort_train")
+    scaled = torch.compile(lambda a, b: torch.div(a * 1.3, b, rounding_mode=mode), backend="ort_train")
+    for divisor in (b, b[:1], b[0], 0.3):
+        assert torch.equal(compiled(a, divisor, rounding_mode=mode), torch.div(a, divisor, rounding_mode=mode))
+    assert torch.equal(scaled(a, b), torch.div(a * 1.3, b, rounding_mode=mode))
+
+
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integer_quotients_by_tensors_equal_eager(dtype):
     ends = torch.iinfo(dtype)

@@ -119,9 +119,15 @@ def test_float64_averages_of_symbolic_sizes_equal_eager():
 
 
 @pytest.mark.parametrize("case", ["2d overlapping ceil mode", "2d without the padding", "2d own divisor", "1d", "3d"])
-def test_averages_of_integers_equal_eager(case):
+@pytest.mark.parametrize("largest", [50, 1 << 62])
+def test_averages_of_integers_equal_eager(case, largest):
     module, shape = POOLS[case]
-    assert_like_eager(module, torch.randint(-50, 50, shape), gradients=False)
+    assert_like_eager(module, torch.randint(-largest, largest, shape), gradients=False)
+
+
+def test_averages_of_large_integers_of_symbolic_sizes_equal_eager():
+    module, shape = POOLS["2d overlapping ceil mode"]
+    assert_like_eager(module, torch.randint(-(1 << 62), 1 << 62, shape), gradients=False, dynamic=True)
 
 
 def test_average_pool_of_an_empty_batch_equals_eager():

@@ -43,6 +43,14 @@ def test_matmul_of_integers_equals_eager():
     assert_like_eager(lambda a, b: (a @ b, a.int() @ b.int(), torch.addmm(a[:, :1], a, b)), a, b, gradients=False)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16], ids=str)
+def test_sums_of_products_of_large_integers_wrap_as_in_eager(dtype, dynamic):
+    c, a, b = (torch.randint(-(1 << 62), 1 << 62, shape).to(dtype) for shape in ((3, 5), (4, 3, 6), (4, 6, 5)))
+    function = lambda c, a, b: (torch.addbmm(c, a, b), torch.addbmm(c, a, b, beta=3, alpha=-2))  # noqa: E731
+    assert_like_eager(function, c, a, b, gradients=False, dynamic=dynamic)
+
+
 @pytest.mark.parametrize("left", [False, True], ids=["left", "left.T"])
 @pytest.mark.parametrize("right", [False, True], ids=["right", "right.T"])
 def test_transposed_operands_equal_eager(left, right):

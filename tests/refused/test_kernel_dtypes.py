@@ -47,6 +47,7 @@ TAKEN_MIXES = {
     "multilabel_margin_loss_backward",
     "native_dropout_backward",
     "nll_loss2d_backward",
+    "nll_loss_backward",
     "polar",
     "repeat_interleave",
     "rrelu_with_noise_backward",

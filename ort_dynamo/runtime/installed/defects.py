@@ -332,6 +332,13 @@ DEFECTS = (
         everywhere=True,
     ),
     Defect(
+        "fast_gelu_of_no_dimensions",
+        ALL,
+        "FastGelu stops at a tensor of no dimensions.",
+        ("lowering/ops/elementwise/activation.py",),
+        everywhere=True,
+    ),
+    Defect(
         "scatter_nd_race",
         ALL,
         "ScatterND with a sum is a data race where an index comes twice.",

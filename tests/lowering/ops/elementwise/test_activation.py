@@ -58,6 +58,12 @@ def test_symbolic_sizes_equal_eager(function):
     assert_like_eager(function, torch.randn(3, 6, 5, requires_grad=True), dynamic=True)
 
 
+@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name != "glu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_tensors_of_no_dimensions_equal_eager(name, dtype):
+    assert_like_eager(ACTIVATIONS[name], torch.tensor(0.7, dtype=dtype, requires_grad=True))
+
+
 @every_activation
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_width_values_equal_eager(function, dtype):

@@ -31,6 +31,18 @@ def test_search_in_a_long_list_equals_eager(size, dynamic):
     assert_like_eager(function, x, boundaries, gradients=False, dynamic=dynamic)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [1, 3, 32, 40])
+def test_search_in_a_list_that_ends_in_nan_equals_eager(size, dtype):
+    def function(x, b):
+        lists = b.expand(2, -1).contiguous()
+        return torch.searchsorted(b, x[0]), torch.searchsorted(lists, x, right=True), torch.bucketize(x, b)
+
+    boundaries = torch.cat([torch.arange(size - 1), t([nan])]).to(dtype)
+    x = t([[-1, 0, 0.5, size / 2], [size - 2, size, inf, nan]], dtype=dtype)
+    assert_like_eager(function, x, boundaries, gradients=False)
+
+
 @pytest.mark.parametrize("size", [5, 40])
 def test_search_in_lists_of_their_own_equals_eager(size):
     def function(x, b, order):

@@ -91,14 +91,26 @@ _GILES_FAR = (
 def erfinv(ctx: LoweringContext, y: ir.Value) -> ir.Value:
     """Return the inverse of the error function."""
     op = ctx.op
+    x = _erfinv_by_polynomials(ctx, y) if y.dtype == _SINGLE else _erfinv_in_double(ctx, y)
+    return op.Where(op.Equal(op.Abs(y), 1.0), op.Mul(y, math.inf), x)
+
+
+def _erfinv_by_polynomials(ctx: LoweringContext, y: ir.Value) -> ir.Value:
+    """Return the inverse of the error function with an error near 1e-6, for |y| up to the last float32 below 1."""
+    op = ctx.op
     w = op.Neg(op.Log(op.Mul(op.Sub(1.0, y), op.Add(y, 1.0))))
     near = polynomial(op, op.Sub(w, 2.5), _GILES_NEAR)
     # Below 5 the root is not used, and 0 keeps it real. Above, w ends with the last float below 1.
     far = polynomial(op, op.Sub(op.Sqrt(op.Clip(w, 0.0, 40.0)), 3.0), _GILES_FAR)
-    x = op.Mul(y, op.Where(op.Less(w, 5.0), near, far))
-    if y.dtype != _SINGLE:
-        x = _halley(ctx, x, y)
-    return op.Where(op.Equal(op.Abs(y), 1.0), op.Mul(y, math.inf), x)
+    return op.Mul(y, op.Where(op.Less(w, 5.0), near, far))
+
+
+def _erfinv_in_double(ctx: LoweringContext, y: ir.Value) -> ir.Value:
+    """Return the inverse of the error function in float64: by the normal distribution's from |y| = 0.9 on."""
+    op = ctx.op
+    size = op.Abs(y)
+    tail = op.Mul(_normal_tail(ctx, op.Mul(op.Sub(1.0, size), 0.5)), -math.sqrt(0.5))
+    return op.Where(op.Less(size, 0.9), _halley(ctx, _erfinv_by_polynomials(ctx, y), y), op.Mul(op.Sign(y), tail))
 
 
 def _halley(ctx: LoweringContext, x: ir.Value, y: ir.Value) -> ir.Value:

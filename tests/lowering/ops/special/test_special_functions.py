@@ -88,6 +88,16 @@ def test_the_logarithm_of_gamma_keeps_its_digits_near_its_roots():
     assert_close(compiled(x) / torch.lgamma(x), torch.ones_like(x), "ratio")
 
 
+def test_the_inverse_of_erf_keeps_its_digits_near_one():
+    steps = 2.0 ** -torch.arange(1, 54, dtype=torch.float64)
+    x = torch.cat([1 - steps, steps - 1, torch.linspace(-0.95, 0.95, 39, dtype=torch.float64)]).requires_grad_()
+    compiled = torch.compile(torch.erfinv, backend="ort_train", fullgraph=True)
+    found, expected = compiled(x), torch.erfinv(x)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-16)
+    (gradient,), (expected_gradient,) = (torch.autograd.grad(y.sum(), x) for y in (found, expected))
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=0)
+
+
 def test_half_width_values_equal_eager():
     x = torch.rand(4, 6) * 0.8 + 0.1
     functions = [torch.erfinv, torch.erfc, torch.lgamma, torch.digamma, torch.i0]

@@ -15,7 +15,7 @@ from ort_dynamo.errors import (
 )
 from ort_dynamo.graph.marks import EMPTY, REFUSED, ZERO_DIVISOR
 
-__all__ = ["data_error", "is_of_memory"]
+__all__ = ["data_error", "is_of_memory", "is_of_the_program"]
 
 _NODE = re.compile(r"Name:\s*'([^']*)'")
 
@@ -30,6 +30,15 @@ _INDEX = (
     re.compile(r"bounds \[-?\d+\s*,\s*(?P<last>-?\d+)\]\.? Actual value is (?P<index>-?\d+)"),
 )
 """The messages with an index: those of Gather and GatherElements."""
+
+
+_OF_PYBIND = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
+"""The builtin exceptions that pybind makes of C++'s. ONNX Runtime's own are subclasses of Exception in its modules."""
+
+
+def is_of_the_program(error: Exception) -> bool:
+    """Check whether an exception raised in a call of ONNX Runtime is the program's, such as a signal handler's."""
+    return not isinstance(error, _OF_PYBIND) and not type(error).__module__.startswith("onnxruntime")
 
 
 def is_of_memory(words: str) -> bool:

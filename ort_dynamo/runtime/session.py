@@ -18,7 +18,7 @@ from ort_dynamo.graph.build import BuiltGraph
 from ort_dynamo.options.groups import SessionSettings, flushes_denormals
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.binding import keep_order
-from ort_dynamo.runtime.data_errors import is_of_memory
+from ort_dynamo.runtime.data_errors import is_of_memory, is_of_the_program
 from ort_dynamo.runtime.installed.capabilities import omitted_optimizers, waiting_threads
 from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.runtime.installed.providers import not_loaded, provider_options
@@ -143,6 +143,8 @@ def _open(
                 enable_fallback=0,  # to the CPU, with a line on stdout: the provider's own error is to be heard
             )
     except Exception as error:  # pybind exposes about ten unrelated exception classes
+        if is_of_the_program(error):
+            raise
         raise _explained(error, built, target, device) from error
     if target.provider not in session.get_providers():
         raise not_loaded(target, device)

@@ -13,6 +13,7 @@ from ort_dynamo.graph.boundary import ValueSpec, copy_with_strides, inverse
 from ort_dynamo.graph.build import BuiltGraph
 from ort_dynamo.runtime import processes
 from ort_dynamo.runtime.binding import Crossing, Run, crossing
+from ort_dynamo.runtime.data_errors import is_of_the_program
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.processes import own_session
 from ort_dynamo.torch_internals.dlpack import from_dlpack, to_dlpack
@@ -78,6 +79,8 @@ def session_code(
             try:
                 own.run(options, inputs, feeds, outputs, fetches, places)
             except Exception as error:
+                if is_of_the_program(error):
+                    raise
                 cast = cast_to(specs, (x0, x1, x2))
                 if cast is None:
                     raise Stopped(str(error)) from error
@@ -120,6 +123,8 @@ def session_code(
         "        own.run(options, inputs, feeds, outputs, fetches, places)",
         *([] if owned is None else ["    except OutOfMemoryError:", "        raise"]),
         "    except Exception as error:",  # pybind exposes about ten unrelated exception classes
+        "        if is_of_the_program(error):",
+        "            raise",
         f"        cast = cast_to(specs, ({' '.join(f'{name},' for name in names)}))",
         "        if cast is None:",
         "            raise Stopped(str(error)) from error",
@@ -295,6 +300,7 @@ _COMMON: Mapping[str, Any] = {
     "empty": torch.empty,
     "fitted": _fitted,
     "from_dlpack": from_dlpack,
+    "is_of_the_program": is_of_the_program,
     "copy_with_strides": copy_with_strides,
     "processes": processes,
     "tensor": torch.tensor,

@@ -29,7 +29,8 @@ def check_inputs(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
     Raises:
         ORTModuleIOError: an argument is of another type.
     """
-    for key, value in (*enumerate(args), *kwargs.items()):
+    given: tuple[tuple[int | str, Any], ...] = (*enumerate(args), *kwargs.items())
+    for key, value in given:
         if type(value) not in _PLAIN and (found := _find_other(value)) is not None:
             path, other = found
             name = "_".join([_argument_name(forward, key) if isinstance(key, int) else key, *path])

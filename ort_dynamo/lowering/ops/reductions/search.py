@@ -66,8 +66,8 @@ def places_among(
 ) -> ir.Value:
     """Count the boundaries below each entry of `x`, of `size` along the last of `rank` dimensions; int64.
 
-    With `right`, boundaries equal to the entry count, too. nan is above all boundaries. Among boundaries that may be nan
-    the result is what torch's bisection happens to find, since no entry is below a nan.
+    With `right`, boundaries equal to the entry count, too. nan is above all boundaries. Where these end in nan, the
+    result is what torch's bisection happens to find, since no entry is below a nan.
     """
     op, b = ctx.op, boundaries
 

@@ -13,7 +13,7 @@ from ort_dynamo.graph.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.torch_internals.kernels.promotion import KIND, elementwise_dtypes
 
-__all__ = ["DEFAULT", "INT_TO_FLOAT", "KIND", "accumulator", "float_dtype", "promote", "rounded"]
+__all__ = ["DEFAULT", "INT_TO_FLOAT", "KIND", "accumulator", "float_dtype", "narrowed", "promote", "rounded"]
 
 DEFAULT = KIND.DEFAULT
 INT_TO_FLOAT = KIND.INT_TO_FLOAT
@@ -29,15 +29,17 @@ def promote(
     """Cast the operands to the dtype that torch computes in, and return that dtype as well.
 
     float16 and bfloat16 compute in float32, as torch's kernels do; the caller casts the result to `ctx.out.dtype`.
-    A scalar beside tensors of half dtypes is rounded to their dtype first, as in torch. Multiplications and divisions
-    do not round it: they pass `wide_numbers`. An operand with a stand-in decides the dtype, and the stand-in is cast.
+    A scalar beside tensors of half dtypes is rounded to their dtype first, as in torch, and so is a tensor of no
+    dimensions of a wider dtype. Multiplications and divisions do not round it: they pass `wide_numbers`. An operand
+    with a stand-in decides the dtype, and the stand-in is cast.
     """
     fakes: list[Any] = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in operands]
     dtype, result = elementwise_dtypes(*fakes, type_promotion_kind=kind)
 
     def settle(operand: ir.Value | Number) -> ir.Value:
         if isinstance(operand, ir.Value):
-            return ctx.cast(stand_ins.get(operand, operand), dtype)
+            value = operand if wide_numbers else narrowed(ctx, operand, result)
+            return ctx.cast(stand_ins.get(operand, value), dtype)
         return ctx.scalar(operand if wide_numbers else rounded(operand, result), dtype)
 
     return [settle(operand) for operand in operands], dtype
@@ -49,6 +51,13 @@ def rounded(number: Number, dtype: torch.dtype) -> Number:
         with np.errstate(over="ignore"):
             return float(np.asarray(number, onnx_dtype(dtype).numpy()))
     return number
+
+
+def narrowed(ctx: LoweringContext, tensor: ir.Value, dtype: torch.dtype) -> ir.Value:
+    """Round a tensor argument of a wider floating dtype to a half `dtype`; return it unchanged for any other."""
+    if dtype not in (torch.float16, torch.bfloat16) or ctx.dtype(tensor) not in (torch.float32, torch.float64):
+        return tensor
+    return ctx.stand_in(ctx.convert(ctx.convert(tensor, dtype), torch.float32), tensor)
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:

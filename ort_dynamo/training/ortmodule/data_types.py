@@ -65,13 +65,23 @@ def _find_other(value: Any) -> tuple[list[str], type] | None:
 
 
 def _argument_name(forward: Callable[..., Any], index: int) -> str:
-    """Name a positional argument by its parameter; one that `*args` takes has its index there, as in `args_0`."""
-    for position, parameter in enumerate(inspect.signature(forward).parameters.values()):
+    """Name a positional argument by its parameter; one that `*args` takes has its index there, as in `args_0`.
+
+    An argument has its index as its name if `forward` does not tell its parameters.
+    """
+    for position, parameter in enumerate(_parameters(forward)):
         if parameter.kind is parameter.VAR_POSITIONAL:
             return f"{parameter.name}_{index - position}"
         if position == index:
             return parameter.name
     return str(index)
+
+
+def _parameters(forward: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(forward).parameters.values())
+    except (TypeError, ValueError):  # a function of C, or a signature that is none
+        return []
 
 
 def _is_cache(value: Any) -> bool:

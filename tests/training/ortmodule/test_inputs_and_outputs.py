@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from collections import OrderedDict, namedtuple
@@ -170,6 +171,20 @@ def test_other_types_are_refused_with_the_type(policy: str, monkeypatch: pytest.
         ORTModule(Nested())({"x": [Point(x, x)], "rest": None})
     with pytest.raises(ORTModuleIOError, match=r"extract schema from data: Unsupported flatten data type: .*Point'>"):
         ORTModule(ToPoint())(x)
+
+
+@pytest.mark.parametrize(
+    ("forward", "name"),
+    [(max, "0"), (functools.partial(torch.add, 1), "0"), (functools.partial(lambda x, y: y, 1), "y")],
+)
+def test_other_types_are_refused_by_functions_that_may_not_tell_their_parameters(
+    forward: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    module = OfPoint()
+    module.forward = forward
+    with pytest.raises(ORTModuleIOError, match=rf"Point'> for input {name}"):
+        ORTModule(module)(Point(torch.ones(1), torch.ones(1)))
 
 
 def test_the_outputs_and_caches_of_transformers_pass() -> None:

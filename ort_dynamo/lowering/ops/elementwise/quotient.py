@@ -12,7 +12,7 @@ from ort_dynamo.graph.marks import ZERO_DIVISOR
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.elementwise.binary import Formula, Operand, apply_formula
 from ort_dynamo.lowering.ops.elementwise.unary import is_float, truncate
-from ort_dynamo.lowering.recipes.promotion import DEFAULT, INT_TO_FLOAT, KIND
+from ort_dynamo.lowering.recipes.promotion import DEFAULT, INT_TO_FLOAT, KIND, narrowed
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten
 from ort_dynamo.torch_internals.kernels.promotion import elementwise_dtypes
@@ -79,6 +79,7 @@ def _apply_quotient(formula: Formula, kind: KIND, ctx: LoweringContext, self: Op
     operands = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in (self, other)]
     dtype, result = elementwise_dtypes(*operands, type_promotion_kind=kind)
     wide_numbers = formula in _WITH_WIDE_NUMBERS
+    self = narrowed(ctx, self, result) if isinstance(self, ir.Value) else self  # torch rounds all but the divisor
     if not dtype.is_floating_point:
         formula = _of_integers(ctx, formula, other, dtype)
     elif formula in (_divide_trunc, _divide_floor) and _is_stepwise(ctx, other, result):

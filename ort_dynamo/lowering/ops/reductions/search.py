@@ -10,8 +10,9 @@ import torch
 from ort_dynamo.graph.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
+from ort_dynamo.lowering.ops.elementwise.unary import is_float
 from ort_dynamo.lowering.recipes.loops import repeat_while
-from ort_dynamo.lowering.recipes.positions import from_start, positions_along
+from ort_dynamo.lowering.recipes.positions import from_start
 from ort_dynamo.lowering.recipes.promotion import promote
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.torch_internals.kernels.operators import aten
@@ -65,7 +66,8 @@ def places_among(
 ) -> ir.Value:
     """Count the boundaries below each entry of `x`, of `size` along the last of `rank` dimensions; int64.
 
-    With `right`, boundaries equal to the entry count, too. nan is above all boundaries, also where the last are nan.
+    With `right`, boundaries equal to the entry count, too. nan is above all boundaries. Where these end in nan, the
+    result is what torch's bisection happens to find, since no entry is below a nan.
     """
     op, b = ctx.op, boundaries
 
@@ -73,9 +75,12 @@ def places_among(
         # Negated, so that nan is above every boundary.
         return op.Not(op.Greater(b, x) if right else op.GreaterOrEqual(b, x))
 
-    if isinstance(size, int) and size <= _FEW:
+    few = isinstance(size, int) and size <= _FEW
+    if isinstance(size, int) and few and (size < 2 or not is_float(b)):
         b = b if rank == 1 else op.Unsqueeze(b, [-2])
-        return _count_first(ctx, behind(op, b, op.Unsqueeze(x, [-1])), size, x_rank, may_be_nan=_may_be_nan(b))
+        passed = ctx.cast(behind(op, b, op.Unsqueeze(x, [-1])), torch.int64)
+        # Counted from the front: ReduceSum of an empty tensor leaves the dimension -1 in place.
+        return op.ReduceSum(passed, [x_rank], keepdims=0)
 
     def bisect(op: OpBuilder, carried: Sequence[ir.Value]) -> list[ir.Value]:
         low, high, width = carried
@@ -92,21 +97,10 @@ def places_among(
     width = ctx.scalar(size, torch.int64)
     low = op.Expand(ctx.constant(0, torch.int64), op.Shape(x))
     high = op.Expand(width, op.Shape(x))
-    low, *_ = repeat_while(ctx, (low, high, width), lambda op, carried: op.Greater(carried[2], 0), bisect)
+    carried = [low, high, width]
+    if isinstance(size, int) and few:
+        for _ in range(size.bit_length()):
+            carried = bisect(op, carried)
+        return carried[0]
+    low, *_ = repeat_while(ctx, carried, lambda op, carried: op.Greater(carried[2], 0), bisect)
     return low
-
-
-def _count_first(ctx: LoweringContext, mask: ir.Value, size: int, axis: int, *, may_be_nan: bool) -> ir.Value:
-    """Count the entries of `mask`, of `size` along its last dimension `axis`, before the first that is not set.
-
-    If no boundary can be nan, none is set behind that one.
-    """
-    # Counted from the front: a reduction of an empty tensor leaves the dimension -1 in place.
-    if not may_be_nan or size == 0:
-        return ctx.op.ReduceSum(ctx.cast(mask, torch.int64), [axis], keepdims=0)
-    places = positions_along(ctx, axis, size, axis + 1)
-    return ctx.op.ReduceMin(ctx.op.Where(mask, ctx.constant(size, torch.int64), places), [axis], keepdims=0)
-
-
-def _may_be_nan(value: ir.Value) -> bool:
-    return value.dtype is None or value.dtype.is_floating_point()

@@ -237,3 +237,29 @@ def test_a_sum_with_zero_has_eagers_sign(function):
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="ort_train", options={"placement": "onnxruntime"})
     assert torch.signbit(compiled(x)).tolist() == torch.signbit(function(x)).tolist()
+
+
+BESIDE_A_WIDE_NUMBER = {
+    "eq": lambda x, s: x == s,
+    "lt": lambda x, s: s < x,
+    "sub": lambda x, s: x - s,
+    "rsub": lambda x, s: s - x,
+    "mul": lambda x, s: x * s,
+    "div": lambda x, s: x / s,
+    "div by x": lambda x, s: s / x,
+    "floor by x": lambda x, s: s // x,
+    "trunc by x": lambda x, s: torch.div(s, x, rounding_mode="trunc"),
+    "fmod": torch.fmod,
+    "remainder": torch.remainder,
+    "isin": torch.isin,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", BESIDE_A_WIDE_NUMBER)
+def test_wide_tensors_of_no_dimensions_are_rounded_beside_halves_as_in_eager(name, wide, dtype):
+    function = BESIDE_A_WIDE_NUMBER[name]
+    x, number = torch.tensor([0.3, 1, 2, -0.7, 5], dtype=dtype), torch.tensor(0.3, dtype=wide)
+    compiled = torch.compile(function, backend="ort_train", options={"placement": "onnxruntime"})
+    assert torch.equal(compiled(x, number), function(x, number))

@@ -249,29 +249,6 @@ def test_a_providers_error_about_its_options_is_raised(
     assert words in str(raised.value)
 
 
-class TimeLimitError(Exception):
-    """Raised by a signal handler of the program, such as that of a time limit."""
-
-
-def interrupt(*_: object, **__: object) -> None:
-    raise TimeLimitError
-
-
-def test_an_exception_of_the_program_is_no_refusal_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing.onnxruntime(), "InferenceSession", interrupt)
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as raised:
-        compiled_with({})
-    assert isinstance(raised.value.inner_exception, TimeLimitError)
-
-
-def test_an_exception_of_the_program_passes_through_a_run() -> None:
-    spec = ValueSpec(torch.float32)
-    compiled = graph("g (float[n] x) => (float[n] y) { y = Neg (x) }", [spec], [spec])
-    compiled._own.run = interrupt
-    with pytest.raises(TimeLimitError):
-        compiled.run(torch.randn(3))
-
-
 NEG = HEADER + "g (float[n] x) => (float[n] y) { y = Neg (x) }"
 
 

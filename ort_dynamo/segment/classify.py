@@ -16,6 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ort_dynamo.graph.marks import CHOSEN, LACKED_SYMBOLS, OBSERVERS, RANDOM
+from ort_dynamo.lowering.registry import find_lowering
 from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.lowering.translate import COND
 from ort_dynamo.passes.fx.analysis.mutation import writes_input
@@ -85,7 +86,9 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
         if node.target is operator.getitem:
             placements[node] = placements.get(node.args[0], Placement(Place.HOST))
         elif node.op not in ("placeholder", "output"):
-            node.meta[LACKED_SYMBOLS] = _symbols_around(node) - readable
+            node.meta.pop(LACKED_SYMBOLS, None)  # that of an earlier cut
+            if lacked := _symbols_around(node) - readable:
+                node.meta[LACKED_SYMBOLS] = lacked
             placements[node] = _placement(node, carried, refuse, device)
         if node in placements and placements[node].place is not Place.LOWERED:
             readable |= symbols_of(node.meta.get("val")).whole
@@ -97,10 +100,18 @@ def _placement(node: Node, carried: Set[Any], refuse: Callable[[Node], str | Non
     place = _without_trial(node, carried)
     if place is Place.CHOSEN:
         return Placement(place, node.meta[CHOSEN])
-    reason = None if place else _other_kind(node) or _other_device(node, device) or refuse(node)
-    if reason is not None and is_random(node):
-        return Placement(Place.RANDOM)
-    return Placement(place or (Place.LOWERED if reason is None else Place.EAGER), reason)
+    if place is not None:
+        return Placement(place)
+    if (reason := _other_kind(node) or _other_device(node, device)) is not None:
+        return Placement(Place.EAGER, reason)
+    if (reason := refuse(node)) is None:
+        return Placement(Place.LOWERED)
+    return Placement(Place.RANDOM) if _only_torch_draws(node) else Placement(Place.EAGER, reason)
+
+
+def _only_torch_draws(node: Node) -> bool:
+    """Check whether `node` is a random op for which no lowering is registered."""
+    return isinstance(node.target, OpOverload) and is_random(node) and find_lowering(node.target) is None
 
 
 def _symbols_around(node: Node) -> Set[Any]:

@@ -157,6 +157,15 @@ def test_a_random_operator_that_reads_data_is_torchs_by_design() -> None:
     assert not segmented.eager
 
 
+def test_a_random_operator_whose_lowering_refuses_it_keeps_the_reason() -> None:
+    def attention(q: torch.Tensor) -> torch.Tensor:
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.1)[0]
+
+    fused = aten._scaled_dot_product_flash_attention_for_cpu.default
+    (node,) = cut(attention, torch.rand(1, 2, 3, 4), eager=(fused,)).eager
+    assert node.reason == "on the list"
+
+
 def test_a_node_on_the_meta_device_has_the_reason_that_it_holds_no_data() -> None:
     segmented = cut(lambda x: x + 1, torch.ones(2, device="meta"))
     assert "meta, which holds no data" in str(segmented.eager)

@@ -19,7 +19,7 @@ from ort_dynamo.torch_internals.kernels.promotion import elementwise_dtypes
 from ort_dynamo.torch_internals.sizes.symbols import known_true
 
 Step = Callable[[ir.Value], ir.Value]
-"""What is done to the result of each step of a formula."""
+"""A function that is applied to the result of each step of a formula."""
 
 
 def _true_divide(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:

@@ -58,10 +58,10 @@ def node_left_to_torch(node: Node) -> str | None:
     A node that a decomposition made is not checked, unless it is a call for an entry of a list: eager runs the operator
     that was decomposed.
     """
-    decomposed = str(node.meta.get("original_aten") or node.target)  # a copied meta has a copy
     if not isinstance(node.target, OpOverload):
         return None
-    if decomposed != str(node.target) and not decomposed.startswith(_OVER_LISTS):
+    decomposed = node.meta.get("original_aten") or node.target
+    if str(decomposed) != str(node.target) and not calls_for_entries(decomposed):  # a copied meta has a copy
         return None
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
     return left_to_torch(node.target, args, kwargs)

@@ -75,8 +75,8 @@ def places_among(
         # Negated, so that nan is above every boundary.
         return op.Not(op.Greater(b, x) if right else op.GreaterOrEqual(b, x))
 
-    few = isinstance(size, int) and size <= _FEW
-    if isinstance(size, int) and few and (size < 2 or not is_float(b)):
+    few = size if isinstance(size, int) and size <= _FEW else None
+    if few is not None and (few < 2 or not is_float(b)):
         b = b if rank == 1 else op.Unsqueeze(b, [-2])
         passed = ctx.cast(behind(op, b, op.Unsqueeze(x, [-1])), torch.int64)
         # Counted from the front: ReduceSum of an empty tensor leaves the dimension -1 in place.
@@ -98,8 +98,8 @@ def places_among(
     low = op.Expand(ctx.constant(0, torch.int64), op.Shape(x))
     high = op.Expand(width, op.Shape(x))
     carried = [low, high, width]
-    if isinstance(size, int) and few:
-        for _ in range(size.bit_length()):
+    if few is not None:
+        for _ in range(few.bit_length()):
             carried = bisect(op, carried)
         return carried[0]
     low, *_ = repeat_while(ctx, carried, lambda op, carried: op.Greater(carried[2], 0), bisect)

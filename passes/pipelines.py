@@ -309,7 +309,9 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         target=target,
     )
     products = (FuseRowSum(), TransposeOnce()) if target.facts.prefers_dense_products else ()
-    fusions = (JoinPads(), FuseCrossEntropyGradient(), *products) if options.fuse else ()
+    # Without the nodes that the passes on casts have replaced: one that is not read reads its inputs, too.
+    joins = (RemoveUnusedNodesPass(), JoinPads(target.facts.walks_entries))
+    fusions = (*joins, FuseCrossEntropyGradient(), *products) if options.fuse else ()
     return (
         *outside_onnx_passes(first=True),
         # While each operator has casts of its own, and before those between two operators go.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.analysis.constants import constant_of, number_of
 from ort_dynamo.passes.onnx.analysis.host_values import MEASURES, is_of_sizes
 
 __all__ = ["measured", "measuring", "shape_sources"]
@@ -22,9 +22,11 @@ _MOST_NODES = 48
 def shape_sources(node: ir.Node) -> list[ir.Value] | None:
     """Return the tensors from whose shapes the shape is made that a node of data movement is given; none if constant.
 
-    None is for a shape that is made of anything else.
+    None is for a shape that is made of anything else, and for a Gather with more than one index.
     """
     placed = [one for one in node.inputs[1:] if one is not None]
+    if node.op_type == "Gather" and (number_of(placed[0]) is None or placed[0].shape != ir.Shape([])):
+        return None
     if all(constant_of(one) is not None for one in placed):
         return []
     if node.op_type not in _SHAPED or not is_of_sizes(placed[0], integers=True):

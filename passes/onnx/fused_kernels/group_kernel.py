@@ -33,8 +33,8 @@ from ort_dynamo.passes.onnx.fused_kernels.layouts import (
     total,
 )
 from ort_dynamo.passes.onnx.fused_kernels.own_symbols import symbol_of_input, with_own_symbols
-from ort_dynamo.passes.onnx.fused_kernels.pieces import equal_pieces, part_of, several_pieces
-from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, reduced_axes
+from ort_dynamo.passes.onnx.fused_kernels.pieces import entries_of, equal_pieces, part_of, several_pieces
+from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, reduced_axes, widest
 from ort_dynamo.passes.onnx.fused_kernels.totals import check_totals
 
 __all__ = ["MOVES", "Group", "kernel_of"]
@@ -46,9 +46,10 @@ Only = tuple[tuple[int, int], ...]
 """(loop, count): a value is read only at these counts of these loops."""
 
 MOVES = frozenset({
-    "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+    "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
+    "Unsqueeze",
 })  # fmt: skip
-"""Operators that compute nothing and whose elements are found by arithmetic of indices."""
+"""Operators that compute nothing and whose elements are found by arithmetic of indices; of Gather, with one index."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
     Raises:
         CannotFuseError: no kernel of this kind does.
     """
-    shown = [shapes(_widest(node)) for node in group.nodes]
+    shown = [shapes(widest(node)) for node in group.nodes]
     largest = max(map(_order, shown))
     spaces = dict.fromkeys(tuple(s for s in shape if s != Size()) for shape in shown if _order(shape) == largest)
     along = tuple(size for size in group.columns if size != Size())
@@ -102,14 +103,6 @@ def _in_space(group: Group, shapes: Shapes, space: Sequence[Size], columns: int,
         except SplitLoop as split:
             columns += split.loop >= len(loops) - columns
             loops[split.loop : split.loop + 1] = [split.outer, split.inner]
-
-
-def _widest(node: ir.Node) -> ir.Value:
-    """Return the first input of a reduction, and the output of any other node."""
-    is_reduction = reduced_axes(node) is not None or summed_axes(node) is not None
-    value = node.inputs[0] if is_reduction else node.outputs[0]
-    assert value is not None
-    return value
 
 
 def _order(shape: Sequence[Size]) -> tuple[int, int]:
@@ -275,6 +268,10 @@ class _Lowering:
             return tuple(found[axis] for axis in range(len(before)))
         if node.op_type == "Expand":
             return broadcast_operand(layout, after, before)
+        if (entries := entries_of(node, before, after)) is not None:
+            axis, first, step = entries
+            along, rest = ((), layout[axis:]) if node.op_type == "Gather" else (layout[axis], layout[axis + 1 :])
+            return (*layout[:axis], (*along, self._at(layout, first, Size(step))), *rest)
         if (piece := part_of(node, value, before, after)) is not None:
             axis, start = piece
             return self._part(layout, axis, start, before[axis].factor, after[axis].factor)

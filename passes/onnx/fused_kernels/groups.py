@@ -38,7 +38,7 @@ _MOST_SIBLINGS = 16
 _INDICES = (ir.DataType.INT32, ir.DataType.INT64)
 _ADDED = (ir.DataType.DOUBLE, ir.DataType.FLOAT)
 
-_COPIES = frozenset({"Concat", "Expand", "Slice", "Split", "Transpose"})
+_COPIES = frozenset({"Concat", "Expand", "Gather", "Slice", "Split", "Transpose"})
 """Operators of MOVES for which a session copies its data; for the others it copies nothing."""
 
 _FREE = MOVES - _COPIES

@@ -29,6 +29,9 @@ _ONE = Size()
 _LEAST_RUN = 8
 """Minimum number of neighbouring elements that neighbouring points read: 16 bytes of a half type."""
 
+_MOST_APART = 8
+"""Maximum distance of two elements that neighbouring points read: memory is read in sectors of 32 bytes."""
+
 
 class CannotFuseError(Exception):
     """The nodes cannot become one kernel; the message has the reason."""
@@ -128,12 +131,13 @@ def total(first: Size, second: Size) -> Size:
 
 
 def is_in_runs(loops: Sequence[Size], strides: Sequence[Size]) -> bool:
-    """Check whether the innermost loops repeat one element, or walk along neighbours in memory."""
-    run = Size()
+    """Check whether the innermost loops repeat one element, or walk along elements that are near in memory."""
+    if not strides or not strides[-1].factor:
+        return True
+    apart = strides[-1] if not strides[-1].symbols and strides[-1].factor <= _MOST_APART else _ONE
+    run = apart
     for count, stride in zip(reversed(loops), reversed(strides), strict=True):
-        if not stride.factor and run == Size():
-            return True
         if stride != run:
-            return run.factor >= _LEAST_RUN or bool(run.symbols)
+            return run.factor >= _LEAST_RUN * apart.factor or bool(run.symbols)
         run *= count
     return True

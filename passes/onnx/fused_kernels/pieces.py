@@ -12,7 +12,7 @@ from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
 
-__all__ = ["MOST_PIECES", "equal_pieces", "part_of", "several_pieces", "share_of"]
+__all__ = ["MOST_PIECES", "entries_of", "equal_pieces", "part_of", "several_pieces", "share_of"]
 
 ShapeOf = Callable[[ir.Value], Sequence[Size]]
 
@@ -20,11 +20,41 @@ MOST_PIECES = 8
 """Maximum number of equal pieces of which the unequal inputs of a Concat consist: a kernel has the steps of each."""
 
 
-def part_of(node: ir.Node, value: ir.Value, before: Sequence[Size], after: Sequence[Size]) -> tuple[int, int] | None:
-    """Return the axis and the first element of the part that a Slice or a Split reads; None for other nodes.
+def entries_of(node: ir.Node, before: Sequence[Size], after: Sequence[Size]) -> tuple[int, int, int] | None:
+    """Return the axis, the first entry and the step of the entries that a Slice with a step or a Gather reads.
+
+    A Gather reads one entry, so its step is the size of the axis. None for other nodes, and for slices without a step.
 
     Raises:
-        CannotFuseError: the part is not known, or a Slice has steps.
+        CannotFuseError: the entries are not known, or the axis does not consist of as many steps.
+    """
+    if node.op_type == "Gather":
+        axis = node.attributes.get_int("axis", 0) % len(before)
+        first, step, whole = _first(constant_of(node.inputs[1]), before[axis]), before[axis].factor, before[axis]
+    elif node.op_type == "Slice" and (constant_of([*node.inputs, None][4]) or [1]) != [1]:
+        starts, axes, steps = (constant_of(node.inputs[index]) for index in (1, 3, 4))
+        axis, step = (axes or [0])[0] % len(before), (steps or [0])[0]
+        first = _first(starts, before[axis]) if axes and len(axes) == 1 else None
+        whole = Size(step) * after[axis]
+    else:
+        return None
+    if first is None or not 0 <= first < step or whole != before[axis] or (node.op_type == "Gather" and whole.symbols):
+        raise CannotFuseError("a Slice with a step or a Gather reads no entry of each of several equal pieces")
+    return axis, first, step
+
+
+def _first(starts: Sequence[int] | None, size: Size) -> int | None:
+    """Return the one number of a constant, counted from the front; None if that is not known."""
+    if starts is None or len(starts) != 1 or (starts[0] < 0 and size.symbols):
+        return None
+    return starts[0] + size.factor if starts[0] < 0 else starts[0]
+
+
+def part_of(node: ir.Node, value: ir.Value, before: Sequence[Size], after: Sequence[Size]) -> tuple[int, int] | None:
+    """Return the axis and the first element of the part that a Slice, without a step, or a Split reads; else None.
+
+    Raises:
+        CannotFuseError: the part is not known.
     """
     if node.op_type == "Split":
         axis = node.attributes.get_int("axis", 0) % len(before)
@@ -35,9 +65,9 @@ def part_of(node: ir.Node, value: ir.Value, before: Sequence[Size], after: Seque
         return axis, number * after[axis].factor
     if node.op_type != "Slice":
         return None
-    starts, ends, axes, steps = (constant_of(one) for one in [*node.inputs[1:], None, None][:4])
-    if not starts or not ends or len(starts) != 1 or (steps or [1]) != [1] or (len(node.inputs) > 3 and not axes):
-        raise CannotFuseError("a Slice has several axes, steps, or bounds that are not constants")
+    starts, ends, axes = (constant_of(one) for one in [*node.inputs[1:], None][:3])
+    if not starts or not ends or len(starts) != 1 or (len(node.inputs) > 3 and not axes):
+        raise CannotFuseError("a Slice has several axes, or bounds that are not constants")
     axis = (axes or [0])[0] % len(before)
     size, found = before[axis], after[axis]
     if size.symbols or found.symbols or not found.factor:

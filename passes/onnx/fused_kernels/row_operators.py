@@ -8,9 +8,10 @@ import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps
+from ort_dynamo.passes.onnx.fused_kernels.column_sums import summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, Reduce
 
-__all__ = ["lowered_rows", "reduced_axes"]
+__all__ = ["lowered_rows", "reduced_axes", "widest"]
 
 
 def reduced_axes(node: ir.Node) -> range | None:
@@ -108,3 +109,11 @@ def lowered_rows(steps: Steps, node: ir.Node, arguments: Sequence[int], columns:
     for step, output in zip(found, node.outputs, strict=False):
         if output.name and output.dtype is not None:
             yield output, steps.convert(step, output.dtype)
+
+
+def widest(node: ir.Node) -> ir.Value:
+    """Return the first input of a reduction, and the output of any other node."""
+    is_reduction = reduced_axes(node) is not None or summed_axes(node) is not None
+    value = node.inputs[0] if is_reduction else node.outputs[0]
+    assert value is not None
+    return value

@@ -288,7 +288,22 @@ def entries(x: torch.Tensor) -> torch.Tensor:
     return x[:, 0] * x[:, 1] - x[:, 2].sigmoid()
 
 
-@pytest.mark.parametrize(("function", "width"), [(halves, 8), (thirds, 8), (thirds, 9), (entries, 3)])
+def pairs(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+
+
+def every_third(x: torch.Tensor) -> torch.Tensor:
+    return x[:, ::3] * x[:, 2::3] - x[:, 1::3].sigmoid()
+
+
+def second_of_three(x: torch.Tensor) -> torch.Tensor:
+    return x[:, 1::3] * 2
+
+
+CUT = [(halves, 8), (thirds, 8), (thirds, 9), (entries, 3), (pairs, 8), (every_third, 9), (second_of_three, 10)]
+
+
+@pytest.mark.parametrize(("function", "width"), CUT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_gradients_of_slices_equal_eager(function, width: int, dtype: torch.dtype, dynamic: bool) -> None:

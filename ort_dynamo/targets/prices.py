@@ -213,7 +213,6 @@ _SLOWER: Mapping[OpOverload, _Row] = present(
         aten.grid_sampler_2d_backward.default: (SlowerOperator(4.7, 30), SlowerOperator(4.8, 28)),
         aten.adaptive_max_pool2d.default: (SlowerOperator(4.0, 8.2), SlowerOperator(4.8, 8.2)),
         aten.upsample_nearest2d_backward.default: (SlowerOperator(3.3, 8.4), SlowerOperator(2.6, 5.9)),
-        aten.slice_backward.default: (SlowerOperator(3.1, 1.3), SlowerOperator(4.4, 1.9)),
         # ScatterElements adds on one thread, entry by entry.
         aten.index_add.default: (SlowerOperator(3.6, 2.8), SlowerOperator(3.9, 3.0)),
         aten.scatter.src: (SlowerOperator(3.4, 2.2), SlowerOperator(3.8, 2.7)),

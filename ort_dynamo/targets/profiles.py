@@ -28,6 +28,7 @@ class Profile:
         leaves_normalizations: torch computes a normalization, or its gradient, that is many nodes in a session.
         permutes_images: torch runs convolutions in channels_last between sessions, whose fused kernels use that layout.
         leaves_attention: torch computes attention and its gradient, without the full matrix of scores.
+        leaves_loops: torch computes an operator that is a loop in a session, whose rounds the host would wait for.
         weighs_by_convolution: the gradient of a convolution's weight is one Conv, not a matmul per position.
         computes_in_half: a single operator of float16 or bfloat16 stays in that dtype if it has a kernel.
         shares_the_processor: its threads and torch's compete for the same cores.
@@ -58,6 +59,7 @@ class Profile:
     leaves_normalizations: bool
     permutes_images: bool
     leaves_attention: bool
+    leaves_loops: bool
     weighs_by_convolution: bool
     computes_in_half: bool
     shares_the_processor: bool
@@ -81,6 +83,7 @@ class Profile:
             leaves_normalizations=False,
             permutes_images=False,
             leaves_attention=False,
+            leaves_loops=False,
             keeps_sizes_on_host=False,
         )
 
@@ -97,6 +100,7 @@ CPU = Profile(
     leaves_normalizations=False,
     permutes_images=False,
     leaves_attention=False,
+    leaves_loops=False,
     weighs_by_convolution=False,
     computes_in_half=False,
     shares_the_processor=True,
@@ -123,6 +127,7 @@ CUDA = Profile(
     leaves_normalizations=True,
     permutes_images=False,
     leaves_attention=True,
+    leaves_loops=True,
     weighs_by_convolution=True,
     computes_in_half=True,
     shares_the_processor=False,

@@ -70,7 +70,6 @@ REACHED: dict[str, tuple[Any, ...]] = {
     "nn.functional.grid_sample": (aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default),
     "nn.functional.adaptive_max_pool2d": (aten.adaptive_max_pool2d.default,),
     "nn.functional.interpolate.nearest": (aten.upsample_nearest2d_backward.default,),
-    "__getitem__": (aten.slice_backward.default,),
     "index_add": (aten.index_add.default,),
     "scatter": (aten.scatter.src, aten.scatter.value),
     "scatter_add": (aten.scatter_add.default,),
@@ -87,7 +86,6 @@ WRITTEN_OUT: dict[Any, Callable[[Tensor], Any]] = {
     aten.cummax.default: lambda x: x.cummax(-1),
     aten.cummin.default: lambda x: x.cummin(-1),
     aten.cumsum.default: lambda x: x.cumsum(-1),
-    aten.slice_backward.default: lambda x: x[..., 1::2].flip(-1),  # a view alone is no graph's to compute
     aten.index_add.default: lambda x: x.index_add(0, INDEX, x.flip(1)),
     aten.scatter.value: lambda x: x.scatter(-1, INDEX.expand(3, 2, 1, 4), 0.5),
     aten.linalg_vector_norm.default: lambda x: torch.linalg.vector_norm(x, dim=-1),

@@ -10,7 +10,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
-from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.branches import if_finite
 from ort_dynamo.lowering.recipes.interpolation import Resize
 
 __all__ = ["AntialiasedMatrix", "apply_matrices", "matrix_of"]
@@ -99,7 +99,7 @@ def apply_matrices(
             result = _spread(op, result, matrix, place, transposed)
         return [result]
 
-    return either(ctx, all_finite(ctx, value), plain, with_infinities)[0]
+    return if_finite(ctx, value, plain, with_infinities)[0]
 
 
 def _product(op: OpBuilder, value: ir.Value, matrix: ir.Value, place: int, transposed: bool) -> ir.Value:

@@ -12,7 +12,7 @@ from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.targets.target import OPSET
 
-__all__ = ["all_finite", "either", "is_small"]
+__all__ = ["all_finite", "either", "if_finite", "is_small"]
 
 Branch = Callable[[OpBuilder], Sequence[ir.Value]]
 """Builds one branch with the op builder of its own graph; it may read the values around it."""
@@ -52,6 +52,16 @@ def either(
 def all_finite(ctx: LoweringContext, value: ir.Value) -> ir.Value:
     """Compute, as a 0-d bool, whether all elements are finite; also False if the sum of finite ones overflows."""
     return ctx.op.Less(ctx.op.Abs(ctx.op.ReduceSum(value, keepdims=0)), math.inf)
+
+
+def if_finite(ctx: LoweringContext, value: ir.Value, shortcut: Branch, exact: Branch) -> tuple[ir.Value, ...]:
+    """Choose `shortcut` if all elements of `value` are finite, else `exact`, which is right for every value.
+
+    A session on a device computes `exact` alone: for a choice, the host would wait for the condition.
+    """
+    if ctx.target.facts.computes_on_streams:
+        return tuple(exact(ctx.op))
+    return either(ctx, all_finite(ctx, value), shortcut, exact)
 
 
 _SMALL = 1 << 12

@@ -14,7 +14,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
-from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.branches import if_finite
 from ort_dynamo.torch_internals.kernels.dispatcher import real_kernels
 from ort_dynamo.torch_internals.kernels.operators import aten
 
@@ -138,7 +138,7 @@ def apply_maps(
     if not ctx.target.facts.prefers_dense_products or any(max(maps[axis].matrix.shape) > _DENSE for axis in axes):
         return sparse(ctx.op)[0]
     dense = functools.partial(_dense, ctx, value, leading, axes, sizes, maps)
-    return either(ctx, all_finite(ctx, value), dense, sparse)[0]
+    return if_finite(ctx, value, dense, sparse)[0]
 
 
 def _dense(

@@ -107,11 +107,6 @@ def _gives_places(node: Node) -> bool:
     return any(user.target is operator.getitem and user.args[1] == 1 and bool(user.users) for user in node.users)
 
 
-def _steps(node: Node) -> bool:
-    """With step 1 it is a Pad."""
-    return bool(node.args[5] != 1)
-
-
 FORMS: Mapping[OpOverload, Form] = present(
     {
         # All nodes in float32, by the elements of their largest result.
@@ -163,7 +158,6 @@ FORMS: Mapping[OpOverload, Form] = present(
         aten._embedding_bag_forward_only.default: Form(_read_of_table),
         aten.grid_sampler_2d_backward.default: Form(_argument(0)),
         aten.adaptive_max_pool2d.default: Form(_argument(0), _gives_places),
-        aten.slice_backward.default: Form(when=_steps),
         aten.index_add.default: Form(_argument(3), _adds_rows),
         aten.scatter.src: Form(_argument(2), _along_last),
         aten.scatter.value: Form(_argument(2), _along_last),

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch.fx import Node
 
-from ort_dynamo.passes.fx.torch_graph.count_multiplications import example_elements
+from ort_dynamo.passes.fx.torch_graph.count_multiplications import example_elements, example_sizes
 from ort_dynamo.targets.prices import KernelPrices
-from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, schema_of
 
-__all__ = ["ATTENTION", "saved"]
+__all__ = ["ATTENTION", "repeats", "saved", "sorts_long_rows"]
 
 
 def saved(node: Node, prices: KernelPrices) -> float:
@@ -40,3 +40,43 @@ ATTENTION = frozenset(
 )
 """Fused attention, of any size: its gradient reads the state of a generator that torch's forward gives, and no
 session can."""
+
+_LOOPED = frozenset({
+    "aten._grouped_mm", "aten.gcd", "aten.igamma", "aten.igammac", "aten.lcm", "aten.special_zeta",
+    "transformers.grouped_mm_fallback", "transformers.grouped_mm_fallback_backward",
+    *(f"aten.special_{name}_polynomial_{kind}" for name, kinds in (
+        ("chebyshev", "tuvw"), ("hermite", ("h", "he")), ("laguerre", "l"), ("legendre", "p"),
+        ("shifted_chebyshev", "tuvw"),
+    ) for kind in kinds),
+})  # fmt: skip
+"""Operators whose lowering is a Loop, for any arguments: the host waits for the device before each round."""
+
+
+def repeats(node: Node) -> bool:
+    """Check whether a session would compute a node in a Loop that the data ends, or one for each group of rows."""
+    name = str(node.target).rpartition(".")[0]
+    if name != "aten.pow":
+        return name in _LOOPED
+    exponent, power = node.args[1], node.meta["val"]
+    return isinstance(exponent, Node) and not (power.is_floating_point() or power.is_complex())
+
+
+_SORTS = frozenset({"aten.kthvalue", "aten.median", "aten.nanmedian", "aten.sort", "aten.topk"})
+
+_LONG_ROW = 4096
+"""The longest row that one kernel of ONNX Runtime's TopK sorts; of longer ones, it sorts one after another."""
+
+
+def sorts_long_rows(node: Node) -> bool:
+    """Check whether a node sorts rows that TopK of CUDA sorts one after another, by the example's sizes."""
+    if not isinstance(node.target, OpOverload) or str(node.target).rpartition(".")[0] not in _SORTS:
+        return False
+    sorted_ = node.args[0]
+    assert isinstance(sorted_, Node)
+    sizes = example_sizes(sorted_.meta["val"])
+    names = [argument.name for argument in schema_of(node.target).arguments]
+    if "dim" not in names:
+        return example_elements(sorted_.meta["val"]) > _LONG_ROW
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    dim: Any = given.get("dim", -1)
+    return bool(sizes) and sizes[dim] > _LONG_ROW

@@ -16,7 +16,7 @@ from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.memory.creation import filled
 from ort_dynamo.lowering.ops.reductions.reduction import extremum, is_extremum
-from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.branches import if_finite
 from ort_dynamo.lowering.recipes.first_index import first_index
 from ort_dynamo.lowering.recipes.positions import positions_along
 from ort_dynamo.lowering.recipes.promotion import float_dtype
@@ -70,7 +70,7 @@ def _pool(
     if ctx.target.has_defect("arg_max_of_equals"):
         best = _best(ctx, values, under)
     else:
-        (best,) = either(ctx, all_finite(ctx, values), plain, with_nan)
+        (best,) = if_finite(ctx, values, plain, with_nan)
     shape = ctx.out[0].shape
     return tuple(ctx.reshape(op.GatherElements(of, best, axis=3), shape) for of in (values, places))
 

@@ -12,7 +12,7 @@ import torch
 from ort_dynamo.graph.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
-from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.branches import if_finite
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.recipes.windows import Pool, Windows, adaptive_windows, gather_windows, sliding_windows
 from ort_dynamo.lowering.recipes.zeros import zeros
@@ -105,7 +105,7 @@ def _pooled(
         kernel = functools.partial(_by_kernel, ctx, pool=pool, x=x, sizes=sizes, wanted=wanted)
         if ctx.target.has_defect("max_pool_misses_nan"):
             exact = functools.partial(tables, windows=windows())
-            found = either(ctx, all_finite(ctx, x), _present(kernel), _present(exact))
+            found = if_finite(ctx, x, _present(kernel), _present(exact))
             y, place = found if wanted else (found[0], None)
         else:
             y, place = kernel(op)

@@ -14,7 +14,7 @@ from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.memory.views import axis, cut
 from ort_dynamo.lowering.ops.reductions.ordering import sorted_along, sorted_with_nan
-from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.branches import if_finite
 from ort_dynamo.lowering.recipes.checks import called, has_elements, none_missing
 from ort_dynamo.lowering.recipes.first_index import first_greatest, first_index
 from ort_dynamo.lowering.recipes.positions import positions_along
@@ -107,7 +107,7 @@ def _median(ctx: LoweringContext, x: ir.Value, a: int, size: Size, rank: int) ->
         first = first_index(ctx, nan, a, size, rank, flags=flag, op=op)
         return op.Where(some, math.nan, value), op.Where(some, first, position)
 
-    value, position = either(ctx, all_finite(ctx, x), lambda op: _middle(op, x, a, half), with_nan)
+    value, position = if_finite(ctx, x, lambda op: _middle(op, x, a, half), with_nan)
     return value, position
 
 
@@ -123,7 +123,7 @@ def _nanmedian(ctx: LoweringContext, x: ir.Value, a: int, size: Size, rank: int)
         place = op.Div(op.Sub(op.Max(numbers, 1), 1), 2)
         return op.GatherElements(values, place, axis=a), op.GatherElements(positions, place, axis=a)
 
-    value, position = either(ctx, all_finite(ctx, x), lambda op: _middle(op, x, a, half), with_nan)
+    value, position = if_finite(ctx, x, lambda op: _middle(op, x, a, half), with_nan)
     return value, position
 
 

@@ -14,7 +14,7 @@ from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.memory.views import axis, cut
 from ort_dynamo.lowering.ops.reductions.reduction import extremum, is_extremum
-from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.branches import if_finite
 from ort_dynamo.lowering.recipes.checks import called, none_missing
 from ort_dynamo.lowering.recipes.first_index import first_index
 from ort_dynamo.lowering.recipes.promotion import float_dtype
@@ -50,9 +50,7 @@ def sorted_along(
         return values, positions
     x = ctx.cast(self, float_dtype(ctx.dtype(self)))
     everything = ctx.shape([ctx.sizes(self)[a]])
-    values, positions = either(
-        ctx, all_finite(ctx, x), plain, lambda op: sorted_with_nan(op, x, a, everything, kept, largest)
-    )
+    values, positions = if_finite(ctx, x, plain, lambda op: sorted_with_nan(op, x, a, everything, kept, largest))
     return ctx.cast(values, ctx.dtype(self)), positions
 
 
@@ -125,7 +123,7 @@ def _extreme(
         return [op.Where(some, op.ArgMax(nan, axis=a), getattr(op, op_type)(x, axis=a))]
 
     # The first nan is the extreme, both ways.
-    (found,) = either(ctx, all_finite(ctx, x), lambda op: [getattr(op, op_type)(x, axis=a)], with_nan)
+    (found,) = if_finite(ctx, x, lambda op: [getattr(op, op_type)(x, axis=a)], with_nan)
     return ctx.reshape(found, ctx.out.shape)
 
 

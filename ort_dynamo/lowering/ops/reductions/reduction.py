@@ -15,7 +15,7 @@ from ort_dynamo.lowering.ops.elementwise.unary import is_float, square_root
 from ort_dynamo.lowering.ops.memory.creation import filled
 from ort_dynamo.lowering.ops.memory.views import axis
 from ort_dynamo.lowering.recipes.all_are import all_are
-from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.branches import if_finite
 from ort_dynamo.lowering.recipes.checks import called, has_elements, none_missing
 from ort_dynamo.lowering.recipes.first_index import first_index
 from ort_dynamo.lowering.recipes.promotion import float_dtype
@@ -173,10 +173,8 @@ def extremum(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence
         found = op.ReduceMax(op.IsNaN(value), ctx.ints(axes), keepdims=int(keepdim))
         return [op.Where(found, math.nan, *without_nan(op))]
 
-    if not ctx.target.facts.walks_entries:
-        return with_nan(ctx.op)[0]
     # A sum of all is a tenth of the work, and finite where none is nan.
-    (result,) = either(ctx, all_finite(ctx, value), without_nan, with_nan)
+    (result,) = if_finite(ctx, value, without_nan, with_nan)
     return result
 
 

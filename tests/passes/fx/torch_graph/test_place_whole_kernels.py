@@ -20,6 +20,8 @@ from ort_dynamo.passes.fx.torch_graph.place_whole_kernels import (
     CONVOLVES_WIDE,
     GRADIENT,
     NORMALIZES,
+    REPEATS,
+    SORTS,
     PlaceWholeKernels,
 )
 from ort_dynamo.runtime.installed.providers import recorded_cpu_targets, recorded_cuda_targets
@@ -113,6 +115,37 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Any:
 def test_attention_goes_with_its_gradient() -> None:
     shape = (2, 4, 16, 64)
     assert marks(attention, shape, shape, shape, dtype=torch.bfloat16) == {ATTENDS: 2}
+
+
+def test_a_loop_is_torchs() -> None:
+    def experts(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        return aten._grouped_mm(rows, weights, ends.int())
+
+    half = torch.bfloat16
+    assert marks(experts, (16, 8), (3, 8, 16), (3,), dtype=half) == {REPEATS: 1}
+    assert marks(torch.special.zeta, (4,), (4,)) == {REPEATS: 1}
+    assert marks(torch.special.hermite_polynomial_he, (4,), (4,)) == {REPEATS: 1}
+    assert marks(torch.gcd, (4,), (4,), dtype=torch.int64) == {REPEATS: 1}
+    assert marks(lambda x: 2**x, (4,), dtype=torch.int64) == {REPEATS: 1}
+    assert not marks(lambda x: x**3, (4,), dtype=torch.int64)
+    assert not marks(lambda x, y: x**y, (4,), (4,))
+
+
+@pytest.mark.parametrize("sort", [
+    lambda x: x.sort(1), lambda x: x.sort(dim=1, stable=True), lambda x: x.topk(3, 1), lambda x: x.kthvalue(3, 1),
+    lambda x: x.median(1),
+])  # fmt: skip
+def test_a_sort_of_long_rows_is_torchs(sort: Callable[[Tensor], Any]) -> None:
+    assert marks(sort, (2, 4097)) == {SORTS: 1}
+    assert not marks(sort, (4097, 8))
+    assert not marks(sort, (2, 4096))
+    assert marks(sort, (2, 5000), tracing_mode="symbolic") == {SORTS: 1}
+
+
+def test_a_median_of_all_sorts_one_row() -> None:
+    assert marks(torch.median, (64, 65)) == {SORTS: 1}
+    assert not marks(torch.median, (64, 64))
+    assert not marks(lambda x: x.sort(), ())
 
 
 def everything(matrix: Tensor, x: Tensor, w: Tensor, c: Tensor) -> Any:

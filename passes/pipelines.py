@@ -71,6 +71,7 @@ from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG
 from ort_dynamo.passes.onnx.join_pads import JoinPads
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
+from ort_dynamo.passes.onnx.merge_transposes import MergeTransposes
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.remove_unread_nodes import RemoveUnreadNodes
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
@@ -311,7 +312,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
     )
     products = (FuseRowSum(), TransposeOnce()) if target.facts.prefers_dense_products else ()
     # Without the nodes that the passes on casts have replaced: one that is not read reads its inputs, too.
-    joins = (RemoveUnusedNodesPass(), JoinPads(target.facts.walks_entries))
+    joins = (RemoveUnusedNodesPass(), MergeTransposes(), JoinPads(target.facts.walks_entries))
     fusions = (*joins, FuseCrossEntropyGradient(), *products) if options.fuse else ()
     return (
         *outside_onnx_passes(first=True),

@@ -6,6 +6,7 @@ from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyG
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.join_pads import JoinPads
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
+from ort_dynamo.passes.onnx.merge_transposes import MergeTransposes
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.remove_unread_nodes import RemoveUnreadNodes
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
@@ -21,6 +22,7 @@ __all__ = [
     "FuseRowSum",
     "JoinPads",
     "LowerOpset",
+    "MergeTransposes",
     "PropagateCasts",
     "RemoveRoundTrips",
     "RemoveUnreadNodes",

@@ -38,6 +38,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "hermite": lambda x: torch.special.hermite_polynomial_h(x, x.abs() * 3),
     "gcd": lambda x: torch.gcd((x * 10).nan_to_num(0, 1, 1).long(), INDEX),
     "power": lambda x: (x * 3).nan_to_num(0, 1, 1).long() ** INDEX,
+    "roll": lambda x: x.roll((1, -2), (0, 1)) + x.roll(9),
     "cumprod": lambda x: x.cumprod(1),
     "searchsorted": lambda x: torch.searchsorted(x.nan_to_num(0, 1, 1).sort(1).values, x.nan_to_num(0, 1, 1)),
 }

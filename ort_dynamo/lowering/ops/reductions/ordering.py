@@ -152,6 +152,10 @@ def flip(ctx: LoweringContext, self: ir.Value, dims: Sequence[int]) -> ir.Value:
     return ctx.op.Slice(self, backwards, before_first, ctx.ints(axes), backwards)
 
 
+_FEW = 1 << 12
+"""Maximum number of positions that become a constant."""
+
+
 @lowering(aten.roll.default)
 def roll(ctx: LoweringContext, self: ir.Value, shifts: Sequence[Size], dims: Sequence[int] = ()) -> ir.Value:
     """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor"""
@@ -172,4 +176,6 @@ def _roll(ctx: LoweringContext, value: ir.Value, a: int, shift: Size, size: Size
     start: Size = -shift % size  # type: ignore[operator]
     if isinstance(start, int) and start == 0:
         return value
+    if isinstance(start, int) and isinstance(size, int) and size <= _FEW and not ctx.target.facts.walks_entries:
+        return ctx.op.Gather(value, ctx.ints([*range(start, size), *range(start)]), axis=a)  # one launch, not three
     return ctx.op.Concat(cut(ctx, value, a, start, sys.maxsize), cut(ctx, value, a, 0, start), axis=a)

@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,26 @@ def test_an_autograd_function_of_the_programs_is_traced() -> None:
 
     ort_model, model = pair(WithFunction())
     assert_steps_like_eager(ort_model, model, torch.randn(3, 8))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [ORTModule, lambda outer: torch.compile(outer, backend="ort_train", fullgraph=True)],
+    ids=["ORTModule", "torch.compile"],
+)
+@pytest.mark.parametrize("has_run", [False, True], ids=["new", "has run"])
+def test_an_ortmodule_is_a_part_of_the_graph_around_it(around: Callable[[nn.Module], nn.Module], has_run: bool) -> None:
+    inner, model = pair(Dense())
+    x = torch.randn(3, 8)
+    if has_run:
+        assert_steps_like_eager(inner, model, x)
+    outer, before = around(nn.Sequential(nn.Tanh(), inner)), compiles()
+    outputs, expected = outer(x), model(torch.tanh(x))
+    outputs.sum().backward()
+    expected.sum().backward()
+    assert compiles() == before + 1
+    assert_close(outputs, expected, "output")
+    assert_same_gradients(inner, model)
 
 
 def test_a_graph_break_runs_in_pieces_and_is_said(caplog: pytest.LogCaptureFixture) -> None:

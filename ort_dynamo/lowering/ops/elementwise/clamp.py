@@ -21,18 +21,22 @@ def clamp(ctx: LoweringContext, self: ir.Value, min: Number | None = None, max: 
     if ctx.out.dtype == torch.uint8 and any(isinstance(bound, int) and bound < 0 for bound in bounds):
         # It has no effect in torch 2.15, and wraps in older releases.
         raise ctx.refuse("a negative bound of uint8")
+    return ctx.cast(clamped(ctx, x, min, max, dtype), ctx.out.dtype)
+
+
+def clamped(ctx: LoweringContext, x: ir.Value, low: Number | None, high: Number | None, dtype: torch.dtype) -> ir.Value:
+    """Clamp `x`, whose dtype is `dtype`, to bounds that may be missing, symbolic or NaN, which gives NaN."""
+    bounds = [bound for bound in (low, high) if bound is not None]
     if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
-        result = ctx.op.Expand(ctx.constant(math.nan, dtype), ctx.shape(ctx.out.shape))
-    elif any(isinstance(bound, torch.SymFloat) for bound in bounds):  # one may be NaN, which Clip leaves out
-        result = x if min is None else ctx.op.Max(x, ctx.element(min, dtype))
-        result = result if max is None else ctx.op.Min(result, ctx.element(max, dtype))
-    else:
-        # The default of a missing bound of Clip is the largest finite value, not infinity.
-        infinite = math.inf if dtype.is_floating_point else None
-        low = infinite and -infinite if min is None else min
-        high = infinite if max is None else max
-        result = ctx.op.Clip(x, *(None if bound is None else ctx.element(bound, dtype) for bound in (low, high)))
-    return ctx.cast(result, ctx.out.dtype)
+        return ctx.op.Expand(ctx.constant(math.nan, dtype), ctx.shape(ctx.out.shape))
+    if any(isinstance(bound, torch.SymFloat) for bound in bounds):  # one may be NaN, which Clip leaves out
+        result = x if low is None else ctx.op.Max(x, ctx.element(low, dtype))
+        return result if high is None else ctx.op.Min(result, ctx.element(high, dtype))
+    # The default of a missing bound of Clip is the largest finite value, not infinity.
+    infinite = math.inf if dtype.is_floating_point else None
+    least = infinite and -infinite if low is None else low
+    most = infinite if high is None else high
+    return ctx.op.Clip(x, *(None if bound is None else ctx.element(bound, dtype) for bound in (least, most)))
 
 
 @lowering(aten.clamp.Tensor, aten.clamp_min.Tensor)

@@ -10,6 +10,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.lowering.op_builder import OpBuilder
+from ort_dynamo.lowering.ops.elementwise.clamp import clamped
 from ort_dynamo.lowering.recipes.branches import all_finite, either, is_small
 from ort_dynamo.lowering.recipes.promotion import promote
 from ort_dynamo.lowering.registry import lowering
@@ -126,7 +127,7 @@ def shrink_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Value,
 def hardtanh(ctx: LoweringContext, self: ir.Value, min_val: Number = -1, max_val: Number = 1) -> ir.Value:
     """hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"""
     (x,), dtype = promote(ctx, self)
-    return ctx.cast(ctx.op.Clip(x, ctx.element(min_val, dtype), ctx.element(max_val, dtype)), ctx.out.dtype)
+    return ctx.cast(clamped(ctx, x, min_val, max_val, dtype), ctx.out.dtype)
 
 
 @lowering(aten.hardtanh_backward.default)

@@ -23,7 +23,8 @@ def test_clamp_to_numbers_equals_eager(low, high):
 
 
 def test_clamp_to_nan_is_nan():
-    assert_like_eager(lambda x: torch.clamp(x, math.nan, 1.0), EDGES, gradients=False)
+    function = lambda x: (torch.clamp(x, math.nan, 1.0), torch.nn.functional.hardtanh(x, -1.0, math.nan))  # noqa: E731
+    assert_like_eager(function, EDGES, gradients=False)
 
 
 def test_clamp_to_tensors_equals_eager():
@@ -79,6 +80,10 @@ def test_clamps_of_great_integers_between_numbers_equal_eager():
 
 @pytest.mark.parametrize("bound", [0.5, -math.inf, math.nan])
 def test_clamp_to_a_number_that_is_known_at_run_time_equals_eager(bound):
-    function = lambda x, n: (x.clamp(min=n.item()), x.clamp(max=n.item()), x.clamp(-1, n.item()))  # noqa: E731
+    def function(x, n):
+        number = n.item()
+        hardtanh = torch.ops.aten.hardtanh(x, -1, number)
+        return x.clamp(min=number), x.clamp(max=number), x.clamp(-1, number), hardtanh
+
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         assert_like_eager(function, EDGES, torch.tensor(bound), gradients=False, allow_eager=True)  # item() itself

@@ -194,8 +194,9 @@ def softplus(ctx: LoweringContext, self: ir.Value, beta: Number = 1, threshold: 
     if not plain:
         result = op.Div(result, ctx.scalar(beta, dtype))
     # Above the threshold torch gives x itself. Above 40 the two agree to the last digit of a float64, above 20 of a
-    # float32.
-    if not (isinstance(threshold, (int, float)) and threshold >= (20 if dtype == torch.float32 else 40)):
+    # float32, unless x * beta overflows.
+    agrees = isinstance(threshold, (int, float)) and threshold >= (20 if dtype == torch.float32 else 40)
+    if not (agrees and isinstance(beta, (int, float)) and abs(beta) <= 1):
         result = op.Where(op.Greater(scaled, ctx.scalar(threshold, dtype)), x, result)
     return ctx.cast(result, ctx.out.dtype)
 

@@ -174,6 +174,11 @@ def test_small_logarithms_keep_their_digits(function):
     assert ((actual - expected) / expected.abs()).abs().max().item() < 4e-7
 
 
+@pytest.mark.parametrize("beta", [1e10, -1e10, math.inf, 0.5])
+def test_softplus_keeps_a_number_whose_product_with_beta_overflows(beta):
+    assert_like_eager(lambda x: F.softplus(x, beta=beta), torch.tensor([1e38, 1.0, -1.0, -1e38]).requires_grad_())
+
+
 @pytest.mark.parametrize("slope", [0.01, 1.0])
 def test_leaky_relu_of_edges_and_many_entries_equals_eager(slope):
     x = torch.cat([EDGES, -EDGES])

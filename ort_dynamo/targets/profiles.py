@@ -44,7 +44,7 @@ class Profile:
         computes_on_streams: its kernels run on torch's stream, in torch's memory, after the call returns.
         raises_at_data: torch raises at invalid data, such as an integer divisor of zero. torch's CUDA kernels give an
             undefined result, or stop the device.
-        scans_in_double: torch accumulates cumulative sums and products in float64, for any dtype.
+        accumulates_in_double: torch accumulates variances, cumulative sums and products in float64, for any dtype.
         samples_in_own_dtype: torch rounds the positions of a grid to its dtype. On CUDA it uses float32.
     """
 
@@ -69,7 +69,7 @@ class Profile:
     keeps_sizes_on_host: bool
     computes_on_streams: bool
     raises_at_data: bool
-    scans_in_double: bool
+    accumulates_in_double: bool
     samples_in_own_dtype: bool
 
     def in_file(self) -> Profile:
@@ -110,7 +110,7 @@ CPU = Profile(
     keeps_sizes_on_host=False,
     computes_on_streams=False,
     raises_at_data=True,
-    scans_in_double=True,
+    accumulates_in_double=True,
     samples_in_own_dtype=True,
 )
 """CPUExecutionProvider."""
@@ -137,7 +137,7 @@ CUDA = Profile(
     keeps_sizes_on_host=True,
     computes_on_streams=True,
     raises_at_data=False,
-    scans_in_double=False,
+    accumulates_in_double=False,
     samples_in_own_dtype=False,
 )
 """CUDAExecutionProvider, where each node is a launch and a pass over memory (docs/internals/cuda.md)."""

@@ -1,4 +1,4 @@
-"""Sums, means, extrema, variances, norms."""
+"""Sums, means, extrema, norms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.graph.marks import IGNORES_NAN
-from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.elementwise.unary import is_float, square_root
 from ort_dynamo.lowering.ops.memory.creation import filled
@@ -267,56 +267,7 @@ def _truth(op_type: str, of_nothing: bool, ctx: LoweringContext, self: ir.Value,
     return ctx.cast(value, ctx.out.dtype)
 
 
-# -- moments and norms -------------------------------------------------------------------------------------------
-
-
-@lowering(aten.var.correction)
-def var(
-    ctx: LoweringContext, self: ir.Value, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
-) -> ir.Value:
-    """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    variance, _ = _variance(ctx, self, dim, correction, keepdim)
-    return ctx.cast(variance, ctx.out.dtype)
-
-
-@lowering(aten.std.correction)
-def std(
-    ctx: LoweringContext, self: ir.Value, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
-) -> ir.Value:
-    """std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
-    variance, _ = _variance(ctx, self, dim, correction, keepdim)
-    return ctx.cast(square_root(ctx, variance), ctx.out.dtype)
-
-
-@lowering(aten.var_mean.correction)
-def var_mean(
-    ctx: LoweringContext, self: ir.Value, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
-) -> tuple[ir.Value, ...]:
-    """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False)
-    -> (Tensor, Tensor)
-    """
-    variance, average = _variance(ctx, self, dim, correction, keepdim)
-    return ctx.cast(variance, ctx.out[0].dtype), ctx.cast(average, ctx.out[1].dtype)
-
-
-def _variance(
-    ctx: LoweringContext, self: ir.Value, dim: Dims, correction: Number | None, keepdim: bool
-) -> tuple[ir.Value, ir.Value]:
-    """Variance and mean in the accumulation dtype: sum((x - mean)²) / max(n - correction, 0)."""
-    op, dtype = ctx.op, float_dtype(ctx.dtype(self))
-    x = ctx.cast(self, dtype)
-    axes = axes_of(dim, ctx.rank(self)) if ctx.rank(self) else []
-    count = ctx.scalar(count_of(ctx, self, axes), dtype)
-    if not axes:
-        centred, average = op.Sub(x, x), x
-        squares = centred
-    else:
-        kept = op.Div(total(ctx, x, ctx.sizes(self), axes, True, rows=True), count)
-        centred = op.Sub(x, kept)
-        squares = sum_of_squares(ctx, centred, ctx.sizes(self), axes, keepdim)
-        average = kept if keepdim else op.Squeeze(kept, axes)
-    less = ctx.scalar(1 if correction is None else correction, dtype)
-    return op.Div(squares, op.Max(op.Sub(count, less), 0.0)), average
+# -- norms -------------------------------------------------------------------------------------------------------
 
 
 @lowering(aten.linalg_vector_norm.default)

@@ -58,7 +58,7 @@ def _walks_entries(ctx: LoweringContext, sizes: Sequence[Size], a: int) -> bool:
 def _accumulator(ctx: LoweringContext) -> torch.dtype:
     """Return the dtype torch's kernels accumulate in: on the CPU, float64 for every floating-point dtype."""
     dtype = float_dtype(ctx.out.dtype)
-    wide = dtype.is_floating_point and ctx.target.facts.scans_in_double
+    wide = dtype.is_floating_point and ctx.target.facts.accumulates_in_double
     return torch.float64 if wide else dtype
 
 

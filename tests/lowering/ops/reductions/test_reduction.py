@@ -193,6 +193,28 @@ def test_moments_equal_eager(correction, dim):
     assert_like_eager(function, r(3, 4, 5).detach(), gradients=False, dynamic=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [3e-24, 1e-20, 1.0, 1e19, 4e22, 2e37])
+def test_moments_of_numbers_whose_squares_float32_does_not_hold_equal_eager(size, dtype):
+    def function(x):
+        return x.std(), x.std(1, keepdim=True), x.var(0), *torch.var_mean(x, 0), *torch.std_mean(x)
+
+    x = (torch.linspace(0.5, 2.5, 12).view(4, 3).sin() * size).to(dtype)
+    assert_like_eager(function, x, gradients=False)
+    assert_like_eager(function, x, gradients=False, dynamic=True)
+    assert_like_eager(lambda x: x[:2].std(0) / size, x.requires_grad_())
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
+def test_moments_of_equal_and_of_infinite_numbers_equal_eager():
+    def function(x):
+        return x.std(1), x.var(1), x.std(), torch.var_mean(x, 0)
+
+    rows = torch.tensor([[2.0, 2.0, 2.0], [math.inf, 0.0, 1.0], [math.nan, 0.0, 1.0], [1.0, 2.0, 4.0]])
+    assert_like_eager(function, rows, gradients=False)
+    assert_like_eager(lambda x: (x.std(1), x.std(), torch.var_mean(x, 1)), rows[:0], gradients=False)
+
+
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
 def test_variance_of_too_few_numbers_equals_eager():
     assert_like_eager(

@@ -46,6 +46,7 @@ _OWN_REFERENCES = 3
 _CALLS = ("__call__", "_call_impl", "_wrapped_call_impl")
 
 _register = private("torch._dynamo.utils:register_hook_for_recompile_user_context")
+_metrics_context = private("torch._dynamo.utils:get_metrics_context")
 _innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
 
 
@@ -123,11 +124,25 @@ def class_name(module: object) -> str:
 
 def _remember() -> str:
     """Keep the caller of the attempt that begins; Dynamo calls this and writes the result into its record."""
+    around = _take_back()
+    if around is not None:
+        return around
     key = f"ort_dynamo:{next(_numbers)}"
     _callers[key] = _caller(sys._getframe(1))
     while len(_callers) > _LIMIT:
         _callers.popitem(last=False)
     return key
+
+
+def _take_back() -> str | None:
+    """Take our text out of the record of an attempt that this one is nested in, and return it, to be written again.
+
+    Nested attempts share the record of the outermost. Dynamo raises an error where it has a text already, so that a
+    backend which calls compiled code while it compiles would fail.
+    """
+    record = getattr(_metrics_context(), "_metrics", None) if _metrics_context is not None else None
+    texts = record.pop("recompile_user_contexts", None) if record else None
+    return next((text for text in texts or () if text in _callers), None)
 
 
 def _caller(innermost: FrameType | None) -> Caller:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from ort_dynamo.runtime.in_torch import InTorch
 from ort_dynamo.runtime.observe.checked_run import checked_once
 from ort_dynamo.runtime.observe.node_profile import Span
 from ort_dynamo.runtime.observe.observed_run import ObservedGraph, Show, forget_sessions
-from ort_dynamo.runtime.observe.spans import Spans
+from ort_dynamo.runtime.observe.spans import Spans, spanned_while_recorded
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code, run_name
 from ort_dynamo.runtime.session_code import Stopped
 
@@ -135,18 +136,17 @@ def boxed(
     """
     found = {name: child for name, child in gm.named_children() if isinstance(child, Island)}
     islands = {name: child.as_call() for name, child in found.items()}
+    ran = {name: Span(call.covers or name, found[name].compiled, name, origins) for name, call in islands.items()}
     observed = None
     if in_torch is not None and origins is not None:
-        both = {name: (child.compiled, islands[name]) for name, child in found.items()}
+        both = {
+            name: (found[name].compiled, replace(call, run=spanned_while_recorded(call.run, ran[name])))
+            for name, call in islands.items()
+        }
         observed = ObservedGraph(gm, in_torch.whole, origins, both)
     lines, values = outer_code(gm, islands)
     asked, asking = in_torch.lines(gm) if in_torch is not None else ((), {})
-    spans = Spans(
-        {
-            run_name(name): Span(call.covers or name, found[name].compiled, name, origins)
-            for name, call in islands.items()
-        }
-    )
+    spans = Spans({run_name(name): span for name, span in ran.items()})
     looked, looking = spans.lines()
     lines[1:1] = [*looked, "    if watches:", *_NOTE, *asked]
     note_run = partial(_note_run, label, observed)

@@ -12,7 +12,7 @@ from torch.profiler import record_function
 from ort_dynamo.runtime.observe.node_profile import Span, node_profile
 from ort_dynamo.torch_internals.profiler import NO_PROFILER, PROFILER
 
-__all__ = ["Spans"]
+__all__ = ["Spans", "spanned_while_recorded"]
 
 _NAME = "ort_train: "
 
@@ -62,3 +62,13 @@ def _spanned(run: Callable[..., Any], span: Span) -> Callable[..., Any]:
             return run(*values) if profile is None else profile.run(span, run, *values)
 
     return run_in_span
+
+
+def spanned_while_recorded(run: Callable[..., Any], span: Span) -> Callable[..., Any]:
+    """Return a function that runs a session, and opens a span around the run while a profiler records."""
+    run_in_span = _spanned(run, span)
+
+    def run_in_span_if_recorded(*values: Any) -> Any:
+        return run_in_span(*values) if PROFILER._is_profiler_enabled else run(*values)
+
+    return run_in_span_if_recorded

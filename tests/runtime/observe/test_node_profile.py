@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,18 @@ def trace_of(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
-def test_nodes_lie_in_the_spans_of_their_sessions(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "beside"),
+    [
+        ("trace.json", nullcontext),
+        ("trace.json.gz", nullcontext),
+        pytest.param("trace.json", ort_dynamo.collect_statistics, id="with statistics"),
+    ],
+)
+def test_nodes_lie_in_the_spans_of_their_sessions(tmp_path: Path, name: str, beside: Callable[[], Any]) -> None:
     model, x = Net(), torch.randn(3, 4)
     compiled = torch.compile(model, backend="ort_train")
-    with profile(activities=[ProfilerActivity.CPU]) as profiler, ort_dynamo.profile_nodes() as nodes:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler, ort_dynamo.profile_nodes() as nodes, beside():
         for _ in range(3):
             compiled(x).sum().backward()
     nodes.export_chrome_trace(profiler, tmp_path / name)

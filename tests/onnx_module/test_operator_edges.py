@@ -87,6 +87,29 @@ def test_a_logarithm_of_integers_is_an_integer(name: str) -> None:
     assert_close(OnnxModule(proto)(x)[0], torch.from_numpy(expected), name)
 
 
+@pytest.mark.parametrize("is_constant", [False, True])
+@pytest.mark.parametrize(
+    ("bases", "exponent"),
+    [
+        ([2, -2, 1, -1], np.int64(-1)),
+        ([2, -2, 1, -1], np.int32([-2])),
+        ([9, 7, -9], np.float16(4)),
+        ([123456789], np.float32(1)),
+        ([123456789], np.float32(0.5)),
+    ],
+)
+def test_a_power_of_an_integer_has_the_digits_of_float64(bases: list[int], exponent: Any, is_constant: bool) -> None:
+    inputs, kind = [value("x", ("n",), TensorProto.INT64)], helper.np_dtype_to_tensor_dtype(exponent.dtype)
+    data = {"b": exponent} if is_constant else {}
+    inputs += [] if is_constant else [value("b", exponent.shape, kind)]
+    proto = model_of(
+        graph_of([helper.make_node("Pow", ["x", "b"], ["y"])], inputs, [value("y", None, TensorProto.INT64)], data)
+    )
+    given = (torch.tensor(bases), *([] if is_constant else [torch.from_numpy(np.array(exponent))]))
+    (expected,) = run_onnxruntime(proto, given)
+    assert_close(OnnxModule(proto)(*given)[0], torch.from_numpy(expected), f"{bases} to {exponent}")
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_batch_norm_trains_on_one_value_per_channel(compiled: bool) -> None:
     node = helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y", "mean", "var"], training_mode=1)

@@ -152,10 +152,12 @@ def power(x: Value, y: Value) -> Value:
     """Compute a power in the base's dtype."""
     if isinstance(x, Host) and isinstance(y, Host):
         return map_host(power_of if x.dtype.is_floating_point else _host_power, x, y)
-    if isinstance(x, Tensor) and isinstance(y, Host) and y.scalar:
+    of_floats, is_real = (value.dtype.is_floating_point for value in (x, y))
+    if isinstance(x, Tensor) and isinstance(y, Host) and y.scalar and (of_floats or (not is_real and y.values[0] >= 0)):
         return torch.pow(x, y.values[0]).to(x.dtype)
     base, exponent = _all_tensors((x, y))
-    return torch.pow(base, exponent).to(base.dtype)
+    wide = base.double() if is_real and not of_floats else base  # torch would compute in the exponent's dtype
+    return torch.pow(wide, exponent).to(base.dtype)
 
 
 def _host_power(a: Any, b: Any) -> Any:

@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 __all__ = ["external_tensors", "read_external_data"]
 
 
-def read_external_data(model: ir.Model, folder: Path) -> None:
+def read_external_data(model: ir.Model, folder: Path) -> frozenset[Path]:
     """Check the external data of initializers, which stays in its file, and read that of attributes into memory.
 
     Args:
         model: the model.
         folder: an absolute path; onnx_ir checks that no tensor is in a file outside of it.
+
+    Returns:
+        The files.
 
     Raises:
         OSError: a file cannot be read.
@@ -25,20 +28,23 @@ def read_external_data(model: ir.Model, folder: Path) -> None:
     """
     import onnx_ir as ir
 
-    for graph in _graphs(model):
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value.base_dir = folder
-                value.const_value.numpy()  # a memory map: missing data is found here, before anything is written
+    files: set[Path] = set()
+    for tensor in external_tensors(model):
+        tensor.base_dir = folder
+        tensor.numpy()  # a memory map: missing data is found here, before anything is written
+        files.add(folder / tensor.location)
     for node in _nodes(model):
         for attribute in [*node.attributes.values()]:
             if attribute.is_ref():
                 continue
+            given = attribute.value if attribute.type == ir.AttributeType.TENSORS else [attribute.value]
+            files |= {folder / one.location for one in given if isinstance(one, ir.ExternalTensor)}
             if isinstance(attribute.value, ir.ExternalTensor):
                 node.attributes[attribute.name] = ir.AttrTensor(attribute.name, _in_memory(attribute.value, folder))
             elif attribute.type == ir.AttributeType.TENSORS:
-                read = [_in_memory(one, folder) for one in attribute.value]
+                read = [_in_memory(one, folder) for one in given]
                 node.attributes[attribute.name] = ir.AttrTensors(attribute.name, read)
+    return frozenset(files)
 
 
 def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     entry = PASSES[arguments.name]
     pass_: ir.passes.InPlacePass = getattr(passes, entry.class_name)(**entry.parameters(arguments))
     proto = _read(arguments.input)
-    model = _load(proto, arguments.input, inline=arguments.inline)
+    model, files = _load(proto, arguments.input, inline=arguments.inline)
     if model.functions:
         print(f"{arguments.name}: the bodies of the model's functions do not change; --inline inlines them first")
     with _valid(proto, arguments.input):
@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
             said = str(pass_.propagate(model))
         else:
             said = "the model was rewritten" if pass_(model).modified else "nothing to do"
-        _save(model, arguments.output)
+        _save(model, arguments.output, () if _is_same(arguments.input, arguments.output) else files)
     print(f"{arguments.name}: {said}")
     return 0
 
@@ -168,15 +168,24 @@ def _read(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def _load(proto: onnx.ModelProto, path: Path, *, inline: bool) -> ir.Model:
-    """Make the model of its proto, with its external data, all of which has to be in the model's folder."""
+def _is_same(path: Path, other: Path) -> bool:
+    """Check whether two paths lead to one file."""
+    return other.exists() and path.samefile(other)
+
+
+def _load(proto: onnx.ModelProto, path: Path, *, inline: bool) -> tuple[ir.Model, Collection[Path]]:
+    """Make the model of its proto, with its external data, all of which has to be in the model's folder.
+
+    Returns:
+        The model, and the files that the data is in.
+    """
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass
 
     try:
         model = ir.from_proto(proto)
         # An absolute path, since onnx_ir reads any file if the folder is "".
-        read_external_data(model, path.absolute().parent)
+        files = read_external_data(model, path.absolute().parent)
         model.graph.sort()  # a pass that follows values would not end in a cycle
         for function in model.functions.values():
             function.sort()
@@ -185,7 +194,7 @@ def _load(proto: onnx.ModelProto, path: Path, *, inline: bool) -> ir.Model:
             InlinePass()(model)
     except Exception as error:  # onnx_ir lets pass the errors of any type that an invalid model leads to
         raise ModelFileError(what="read", path=path, error=_innermost(error)) from error
-    return model
+    return model, files
 
 
 def _check_references(graph: ir.Graph) -> None:
@@ -220,16 +229,27 @@ def _valid(proto: onnx.ModelProto, path: Path) -> Iterator[None]:
         raise
 
 
-def _save(model: ir.Model, path: Path) -> None:
-    """Write the model beside `path` first, so that a failure leaves the old file."""
+def _save(model: ir.Model, path: Path, reads: Collection[Path]) -> None:
+    """Write the model into a folder beside `path` first, so that a failure leaves the old files.
+
+    Args:
+        model: the model.
+        path: its file; external data becomes one file beside it.
+        reads: the files that another model has its data in, which are not written over.
+    """
     import onnx_ir as ir
 
     data = f"{path.name}.data" if external_tensors(model) else None
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    written = [name for name in (data, path.name) if name is not None]  # the model last: it needs the data
+    used = {one.resolve() for one in reads}
+    for place in (path.parent / name for name in written):
+        if place.resolve() in used:
+            reason = f"the model that was read has its data in {place}; give the result another name"
+            raise ModelFileError(what="write", path=path, error=ValueError(reason))
     try:
-        ir.save(model, temporary, format="protobuf", external_data=data)
-        temporary.replace(path)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            ir.save(model, Path(folder, path.name), format="protobuf", external_data=data)
+            for name in written:
+                Path(folder, name).replace(path.parent / name)
     except (OSError, ir.serde.SerdeError) as error:
         raise ModelFileError(what="write", path=path, error=_innermost(error)) from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -125,10 +125,23 @@ def test_a_model_that_cannot_be_read_is_named(name: str, path: Path, capsys: pyt
     assert not out.exists()
 
 
-def test_a_place_that_cannot_be_written_is_named(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = path.with_name("missing") / "out.onnx"
+@pytest.mark.parametrize("place", ["missing/out.onnx", "in.onnx/out.onnx", "."])
+def test_a_place_that_cannot_be_written_is_named(place: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = path.parent / place
     assert main(["passes", "apply", "propagate-casts", str(path), str(out)]) == 2
     assert f"error: Cannot write the ONNX model {out}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["out.onnx", "a/../out.onnx", "out.onnx.data"])
+def test_the_data_of_the_model_that_is_read_is_not_written_over(
+    place: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path.with_name("a").mkdir()
+    ir.save(ir.load(path), path, external_data="out.onnx.data")
+    before = {one.name: one.read_bytes() for one in path.parent.iterdir() if one.is_file()}
+    assert main(["passes", "apply", "propagate-casts", str(path), str(path.parent / place)]) == 2
+    assert "out.onnx.data; give the result another name" in capsys.readouterr().err
+    assert {one.name: one.read_bytes() for one in path.parent.iterdir() if one.is_file()} == before
 
 
 def external(location: str) -> onnx.TensorProto:

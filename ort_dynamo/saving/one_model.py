@@ -94,6 +94,9 @@ class _Join(JoinedGraph):
         for one in graph["outputs"][: graph["returned"]]:
             if one is not None:
                 self._returned[one.get("name", one["value"]), self.values[one["value"]]] = None
+        for one in graph["outputs"][graph["returned"] :]:
+            if isinstance(one, dict) and "name" in one:  # equal values that are saved have a name each
+                self.values.setdefault(one["name"], self.values[one["value"]])
 
     def model(self, name: str) -> ir.Model:
         """Finish the model."""

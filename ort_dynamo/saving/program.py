@@ -161,12 +161,17 @@ def name_nodes(gm: GraphModule, program: Program, saved: Mapping[str, str] | Non
 
 
 def output_names(gm: GraphModule, program: Program) -> tuple[str | None, ...]:
-    """Give the program's names for the outputs of such a graph, in order; None for saved tensors.
+    """Give the program's names for the outputs of such a graph, in order; of saved tensors, those that they have here.
 
     A value that is two outputs, or an input as well, has one name of its own, and may have another here.
     """
     (output,) = gm.graph.find_nodes(op="output")
-    return tuple(None if name is None else utf8(name) for name in spell_outputs(output, program.inputs))
+    spelled = zip(output.args[0], spell_outputs(output, program.inputs), strict=True)
+    return tuple(_saved_name(node) if name is None else utf8(name) for node, name in spelled)
+
+
+def _saved_name(value: Any) -> str | None:
+    return str(value.meta[READABLE]) if isinstance(value, Node) else None
 
 
 def _placed(node: Node) -> str:

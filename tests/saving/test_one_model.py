@@ -37,9 +37,10 @@ class Viewing(nn.Module):
 
 
 def compile_and_save(
-    model: nn.Module, folder: Path, *args: Tensor, dynamic: bool | None = False
+    model: nn.Module, folder: Path, *args: Tensor, dynamic: bool | None = False, **more: str
 ) -> tuple[Path, list[Tensor]]:
-    compiled = torch.compile(model, backend="ort_train", options={"save_onnx": str(folder)}, dynamic=dynamic)
+    options = {"save_onnx": str(folder), **more}
+    compiled = torch.compile(model, backend="ort_train", options=options, dynamic=dynamic)
     outputs = list(compiled(*args))
     sum(output.sum() for output in outputs if output.requires_grad).backward()  # type: ignore[union-attr]
     (path,) = folder.glob("*.json")
@@ -165,6 +166,23 @@ def test_sizes_that_a_backward_reads_are_those_of_the_forward(tmp_path: Path) ->
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         np.testing.assert_allclose(found[f"{name}.grad"], parameter.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_equal_sizes_that_a_backward_reads_are_those_of_the_forward(tmp_path: Path) -> None:
+    class Pooled(nn.Sequential):
+        def forward(self, x: Tensor) -> tuple[Tensor]:
+            return (super().forward(x),)
+
+    model = Pooled(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 2))
+    x = torch.randn(2, 3, 8, 8)
+    path, (output,) = compile_and_save(model, tmp_path, x, dynamic=True, placement="onnxruntime")
+    joined = ir.to_proto(join_models(path, "rewritten"))
+    feeds: dict[str, Any] = {name: one.detach().numpy() for name, one in model.named_parameters()}
+    found = run(joined, feeds | {"x": x.numpy(), "output_0.grad": np.ones((2, 2), np.float32)})
+    np.testing.assert_allclose(found["output_0"], output.detach().numpy(), rtol=1e-4, atol=1e-5)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        np.testing.assert_allclose(found[f"{name}.grad"], parameter.grad.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_the_forward_alone_has_no_saved_tensors(tmp_path: Path) -> None:

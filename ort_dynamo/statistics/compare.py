@@ -98,12 +98,16 @@ def compare_statistics(first: RunStatistics, second: RunStatistics, *, tolerance
         tolerance: the difference above which a value is listed, relative to its largest finite element in both runs.
 
     Raises:
-        InvalidArgumentError: `tolerance` is not a number of 0 or more.
+        InvalidArgumentError: `tolerance` is not a number of 0 or more, or a run is something else, such as a path.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real) or not tolerance >= 0:
         raise InvalidArgumentError(
             function="compare_statistics", name="tolerance", value=tolerance, expected="a number of 0 or more"
         )
+    for name, run in (("first", first), ("second", second)):
+        if not isinstance(run, RunStatistics):
+            expected = "the statistics of a run; load_statistics reads those of a file"
+            raise InvalidArgumentError(function="compare_statistics", name=name, value=run, expected=expected)
     pairs = _paired(first.statistics, second.statistics)
     paired = set(pairs.values())
     only_first = tuple(one for index, one in enumerate(first.statistics) if index not in pairs)

@@ -119,13 +119,19 @@ def _suffix(function: str, path: Path) -> str:
 
 def _rows(path: Path, suffix: str) -> Iterator[ValueStatistics]:
     if suffix == ".json":
-        for row in json.loads(path.read_text(encoding="utf-8")):
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(rows, list):
+            raise ValueError("it is no list")
+        for row in rows:
             yield ValueStatistics(
                 **{**{name: row[name] for name in _NAMES}, "shape": tuple(row["shape"]), "fused": tuple(row["fused"])}
             )
         return
     with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
+        reader = csv.DictReader(file)
+        if missing := [name for name in _NAMES if name not in (reader.fieldnames or ())]:
+            raise ValueError(f"it has no column {missing[0]}")
+        for row in reader:
             if None in row.values():
                 raise ValueError("a row has too few columns")
             yield _read(row)

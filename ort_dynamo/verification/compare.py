@@ -174,6 +174,8 @@ def difference(
     """
     limit = TOLERANCES.get(getattr(expected, "dtype", torch.float32), TOLERANCES[torch.float32])
     limit = Tolerance(limit.relative, limit.absolute * scale)
+    if isinstance(found, float) and isinstance(expected, float):  # as item() reads them, rounded as their tensors are
+        found, expected, truth = _wide(found), _wide(expected), partial(_called, truth)
     try:
         assert_close(found, expected, "it", limit, strides=strides)
     except AssertionError as error:
@@ -198,6 +200,14 @@ def difference(
     return _refereed(
         found, expected, exact, Tolerance(limit.relative, limit.absolute + factor * usual), factor, problem
     )
+
+
+def _wide(number: Any) -> Any:
+    return torch.tensor(number, dtype=torch.float64) if isinstance(number, float) else number
+
+
+def _called(truth: Callable[[], Any]) -> Any:
+    return _wide(truth())
 
 
 def _refereed(

@@ -190,3 +190,10 @@ def test_runs_that_show_other_values_do_not_differ(options: dict[str, Any]) -> N
     found = compare_statistics(*runs)
     assert not found.differences
     assert found.compared > 20
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_path_is_no_run(name: str) -> None:
+    runs: dict[str, Any] = {"first": RunStatistics(), "second": RunStatistics(), name: "float32.json"}
+    with pytest.raises(InvalidArgumentError, match=rf"{name}='float32.json': .*load_statistics reads"):
+        compare_statistics(**runs)

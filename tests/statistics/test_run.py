@@ -86,6 +86,9 @@ def test_pandas_reads_a_file(reader: str, tmp_path: Path) -> None:
         ("run.json", "{"),
         ("run.json", '[{"step": 1}]'),
         ("run.json", "3"),
+        ("run.json", "{}"),
+        ("run.csv", ""),
+        ("run.csv", '[{"step": 1}]'),
         ("run.csv", "step\n1\n"),
         ("run.csv", "x" * 200_000),  # longer than a field may be
     ],

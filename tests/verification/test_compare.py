@@ -54,6 +54,22 @@ def test_a_finite_number_where_eager_overflows_is_right_if_float64_has_it() -> N
     assert difference(ours, eager, lambda: torch.tensor([1.0, float("inf")], dtype=torch.float64))
 
 
+@pytest.mark.parametrize(
+    ("found", "exact", "agrees"),
+    [
+        (3.785337448120117, None, True),
+        (3.79, None, False),
+        (3.79, 3.8, True),
+        (3.79, 3.785, False),
+        (float("inf"), None, False),
+    ],
+)
+def test_numbers_that_a_step_reads_round_as_tensors_do(found: float, exact: float | None, agrees: bool) -> None:
+    assert (difference(found, 3.7853379249572754, lambda: exact) == "") == agrees
+    assert difference(float("nan"), float("nan"), unknown) == ""
+    assert difference(found, float("nan"), unknown) != ""
+
+
 def test_a_hundredth_of_the_integers_may_differ() -> None:
     numbers = torch.arange(1000)
     assert difference(numbers.where(numbers > 9, -1), numbers, unknown) == ""

@@ -123,7 +123,7 @@ class ORTTrainer:
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy or a pickle, which compiles steps of its own and continues from the state."""
         waiting = self._waiting if self._running is None else (self.state_dict(), True)
-        return {**self.__dict__, "_running": None, "_waiting": waiting}
+        return vars(self) | {"_running": None, "_waiting": waiting, "_train_step_info": self._train_step_info._copy()}
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.requirements import require
 
@@ -42,3 +44,9 @@ class TrainStepInfo:
         self.fetches: list[str] = list(fetches)
         self.optimization_step = optimization_step
         self.step = step
+
+    def _copy(self) -> TrainStepInfo:
+        """Return a step info of the same configuration, with counts and fetches of its own."""
+        other = copy.copy(self)
+        other.fetches = list(self.fetches)
+        return other

@@ -35,6 +35,17 @@ def test_a_copied_trainer_continues_by_itself(copied: Any, gathers: int) -> None
         assert (weights(trainer)[name] == value).all()
 
 
+def test_a_shallow_copy_counts_steps_by_itself() -> None:
+    trainer = make_trainer(optim.AdamConfig(lr=0.1))
+    first, second = batches(2)
+    trainer.train_step(*first)
+    other = copy.copy(trainer)
+    other.train_step(*second)
+    other._train_step_info.fetches.append("loss")
+    assert (other._train_step_info.optimization_step, trainer._train_step_info.optimization_step) == (2, 1)
+    assert not trainer._train_step_info.fetches
+
+
 def test_a_copy_of_a_trainer_before_its_first_step_trains_alike() -> None:
     trainer = make_trainer(optim.AdamConfig(lr=0.1))
     other = copy.deepcopy(trainer)

@@ -26,7 +26,7 @@ class SeparateOutputs(ir.passes.InPlacePass):
 
     Clean-up passes merge equal values, outputs included. ONNX forbids two outputs with one name. torch's outputs must
     not alias each other or inputs, since the program may write to them. Sequences before opset 14, and optional values
-    before opset 16, stay: no Identity takes them.
+    before opset 16, stay: no Identity takes them. A replaced output gets another name, such as y_copy_0.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

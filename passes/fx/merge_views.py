@@ -110,7 +110,7 @@ def _layout(root: Node, node: Node) -> tuple[Any, ...]:
     """Give the key of a view: it is equal for two views that show the same elements of `root` in the same layout."""
     fake = node.meta["val"]
     numbers = (*fake.shape, *fake.stride(), fake.storage_offset())
-    return (root, len(fake.shape), *map(given_expression, numbers))
+    return (root, len(fake.shape), fake.is_neg(), *map(given_expression, numbers))
 
 
 def _erase_unread(graph: Graph, views: Iterable[Node]) -> None:

@@ -108,6 +108,26 @@ def that_are_empty_or_of_rank_zero(compile_: Compile) -> Any:
 
 
 @program("outputs")
+def negated_in_their_bit_alone(compile_: Compile) -> Any:
+    def function(x: torch.Tensor) -> Any:
+        y, z = x * 2, torch.complex(x, x)
+        return y, torch._neg_view(y)[1:], z, z.conj().imag
+
+    y, negated, z, imaginary = compile_(function)(torch.ones(2, 3))
+    bits = [tensor.is_neg() for tensor in (y, negated, z, imaginary)]
+    negated.fill_(5)
+    imaginary.zero_()
+
+    def trained(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return torch._neg_view(y)[1:] @ x.t() + torch._neg_view(x)[1:] @ y.t()
+
+    x = torch.randn(2, 3, requires_grad=True)
+    product = compile_(trained)(x)
+    return bits, y, negated, z, imaginary, product, torch.autograd.grad(product.sum(), x)
+
+
+@program("outputs")
 def nothing_at_all(compile_: Compile) -> Any:
     def function(x: torch.Tensor) -> None:
         x * 2

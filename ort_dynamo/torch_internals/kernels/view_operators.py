@@ -35,6 +35,7 @@ VIEWS = REARRANGEMENTS | frozenset(
         aten.diagonal.default,
         aten.unfold.default,
         aten.as_strided.default,
+        aten._neg_view.default,
     }
 )
 """Operators whose output shares the first argument's memory and that torch runs without touching the data."""

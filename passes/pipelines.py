@@ -173,7 +173,7 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         return (*expand, *gelus, *biases)
     facts = target.facts
     whole = facts.leaves_convolution_gradients or facts.leaves_normalizations or facts.leaves_attention
-    whole = whole or facts.leaves_loops
+    whole = whole or facts.leaves_loops or facts.adds_in_any_order
     # The first two decide which graphs torch runs as a whole, so that the third pays for no boundary there.
     return (
         *expand,

@@ -29,6 +29,7 @@ class Profile:
         permutes_images: torch runs convolutions in channels_last between sessions, whose fused kernels use that layout.
         leaves_attention: torch computes attention and its gradient, without the full matrix of scores.
         leaves_loops: torch computes an operator that is a loop in a session, whose rounds the host would wait for.
+        adds_in_any_order: a scatter adds with atomics, so a float sum differs from run to run. torch sorts indices first.
         weighs_by_convolution: the gradient of a convolution's weight is one Conv, not a matmul per position.
         computes_in_half: a single operator of float16 or bfloat16 stays in that dtype if it has a kernel.
         shares_the_processor: its threads and torch's compete for the same cores.
@@ -60,6 +61,7 @@ class Profile:
     permutes_images: bool
     leaves_attention: bool
     leaves_loops: bool
+    adds_in_any_order: bool
     weighs_by_convolution: bool
     computes_in_half: bool
     shares_the_processor: bool
@@ -84,6 +86,7 @@ class Profile:
             permutes_images=False,
             leaves_attention=False,
             leaves_loops=False,
+            adds_in_any_order=False,
             keeps_sizes_on_host=False,
         )
 
@@ -101,6 +104,7 @@ CPU = Profile(
     permutes_images=False,
     leaves_attention=False,
     leaves_loops=False,
+    adds_in_any_order=False,
     weighs_by_convolution=False,
     computes_in_half=False,
     shares_the_processor=True,
@@ -128,6 +132,7 @@ CUDA = Profile(
     permutes_images=False,
     leaves_attention=True,
     leaves_loops=True,
+    adds_in_any_order=True,
     weighs_by_convolution=True,
     computes_in_half=True,
     shares_the_processor=False,

@@ -16,7 +16,7 @@ from ort_dynamo.graph.dtypes import onnx_dtype
 from ort_dynamo.graph.marks import CHANNELS_LAST
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import CONVOLUTIONS, convolution_weight, multiplications
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose, computes
-from ort_dynamo.passes.fx.torch_graph.whole_kernels import ATTENTION, repeats, saved, sorts_long_rows
+from ort_dynamo.passes.fx.torch_graph.whole_kernels import ATTENTION, adds_rows, repeats, saved, sorts_long_rows
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.targets.target import Target
 from ort_dynamo.torch_internals.kernels.operators import aten
@@ -29,6 +29,7 @@ NORMALIZES = "torch has one kernel for it, and ONNX Runtime needs several"
 ATTENDS = "torch's fused attention does not store the whole score matrix"
 REPEATS = "torch has one kernel for it, and ONNX Runtime a loop whose rounds the host waits for"
 SORTS = "torch sorts all rows at once, and ONNX Runtime long rows one after another"
+ADDS = "torch adds to a place in the same order each time, and ONNX Runtime in any order"
 BETWEEN = "kept in torch together with the convolutions and normalizations around it"
 
 
@@ -40,7 +41,8 @@ class PlaceWholeKernels(PassBase):
     The gradients of a convolution always run in torch: cuDNN computes them, and ONNX Runtime has no operator for them.
     A forward convolution stays in the session if its kernel, also cuDNN's, supports the dtype. Fused attention stays in
     torch. A normalization runs in torch if it saves more, in launches and in passes over memory, than the boundary
-    costs. An operator that a session would compute in a loop runs in torch, and so does a sort of long rows.
+    costs. An operator that a session would compute in a loop runs in torch, and so does a sort of long rows. The
+    gradient of a lookup runs in torch, too: the float sums of a session's kernel differ from run to run.
 
     If convolutions multiply more than matmuls do, torch runs the whole graph. The nodes between convolutions are
     pointwise, and a session launches as many kernels for them as torch. Fused kernels are fewer, so a graph that
@@ -77,6 +79,8 @@ class PlaceWholeKernels(PassBase):
             return NORMALIZES if saved(node, prices) > prices.cut else None
         if target.facts.leaves_attention and node.target in ATTENTION:
             return ATTENDS
+        if target.facts.adds_in_any_order and adds_rows(node):
+            return ADDS
         if target.facts.leaves_loops:
             return REPEATS if repeats(node) else SORTS if sorts_long_rows(node) else None
         return None

@@ -14,7 +14,7 @@ from ort_dynamo.passes.fx.torch_graph.count_multiplications import example_eleme
 from ort_dynamo.targets.prices import KernelPrices
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, schema_of
 
-__all__ = ["ATTENTION", "repeats", "saved", "sorts_long_rows"]
+__all__ = ["ATTENTION", "adds_rows", "repeats", "saved", "sorts_long_rows"]
 
 
 def saved(node: Node, prices: KernelPrices) -> float:
@@ -80,3 +80,13 @@ def sorts_long_rows(node: Node) -> bool:
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     dim: Any = given.get("dim", -1)
     return bool(sizes) and sizes[dim] > _LONG_ROW
+
+
+def adds_rows(node: Node) -> bool:
+    """Check whether a node adds floats to the places of indices, as the gradients of lookups do."""
+    if node.target is aten.embedding_dense_backward.default:
+        return True
+    if node.target not in (aten.index_put.default, aten._unsafe_index_put.default):
+        return False
+    accumulates = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
+    return bool(accumulates) and (node.meta["val"].is_floating_point() or node.meta["val"].is_complex())

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.graph.marks import CHOSEN
 from ort_dynamo.passes.fx.torch_graph.place_whole_kernels import (
+    ADDS,
     ATTENDS,
     BETWEEN,
     CONVOLVES_WIDE,
@@ -146,6 +147,19 @@ def test_a_median_of_all_sorts_one_row() -> None:
     assert marks(torch.median, (64, 65)) == {SORTS: 1}
     assert not marks(torch.median, (64, 64))
     assert not marks(lambda x: x.sort(), ())
+
+
+def test_the_gradient_of_a_lookup_is_torchs() -> None:
+    def table(gradient: Tensor, index: Tensor) -> Tensor:
+        return aten.embedding_dense_backward(gradient, index.long(), 100, -1, False)
+
+    def rows(x: Tensor, index: Tensor, *, adds: bool) -> Tensor:
+        return aten.index_put(x, [index.long()], x[:5], adds)
+
+    assert marks(table, (4, 8), (4,)) == {ADDS: 1}
+    assert marks(lambda x, index: rows(x, index, adds=True), (9, 8), (5,)) == {ADDS: 1}
+    assert not marks(lambda x, index: rows(x, index, adds=False), (9, 8), (5,))
+    assert not marks(lambda x, index: rows(x, index, adds=True), (9, 8), (5,), dtype=torch.int64)
 
 
 def everything(matrix: Tensor, x: Tensor, w: Tensor, c: Tensor) -> Any:

@@ -29,7 +29,7 @@ class Profile:
         permutes_images: torch runs convolutions in channels_last between sessions, whose fused kernels use that layout.
         leaves_attention: torch computes attention and its gradient, without the full matrix of scores.
         leaves_loops: torch computes an operator that is a loop in a session, whose rounds the host would wait for.
-        adds_in_any_order: a scatter adds with atomics, so a float sum differs from run to run. torch sorts indices first.
+        adds_in_any_order: a scatter adds with atomics: a float sum differs from run to run. torch sorts indices first.
         weighs_by_convolution: the gradient of a convolution's weight is one Conv, not a matmul per position.
         computes_in_half: a single operator of float16 or bfloat16 stays in that dtype if it has a kernel.
         shares_the_processor: its threads and torch's compete for the same cores.

@@ -29,8 +29,8 @@ _ONE = Size()
 _LEAST_RUN = 8
 """Minimum number of neighbouring elements that neighbouring points read: 16 bytes of a half type."""
 
-_MOST_APART = 8
-"""Maximum distance of two elements that neighbouring points read: memory is read in sectors of 32 bytes."""
+_MOST_APART = 2
+"""Maximum distance of two elements that neighbouring points read: at most twice the bytes are then read."""
 
 
 class CannotFuseError(Exception):

@@ -11,7 +11,8 @@ import pytest
 from generated_graphs import inputs_of
 from test_fuse_kernels import HEADER, assert_fused_alike, fused
 
-from ort_dynamo.graph.fused_op import DOMAIN
+from ort_dynamo.graph.fused_op import DOMAIN, Size
+from ort_dynamo.passes.onnx.fused_kernels.layouts import is_in_runs
 
 BOUNDS = "<int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] all = {16}, int64[1] last = {3}>"
 
@@ -143,3 +144,19 @@ def test_a_gather_of_a_list_is_computed_alike(index: list[object]) -> None:
         a = Exp(x)  b = Gather<axis=1>(a, i)  y = Neg(b) }}"""
     plain = onnx.parser.parse_model(HEADER + text)
     assert_fused_alike(plain, fused(text), inputs_of(plain, 0), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strides", "expected"),
+    [
+        *(((16, 1), True), ((32, 2), True), ((100, 2), True), ((48, 3), False), ((1, 64), False), ((2, 128), False)),
+        *(((7, 0), True), ((0, 2), True)),
+    ],
+)
+def test_neighbouring_points_read_neighbours_or_every_second_element(strides: tuple[int, int], expected: bool) -> None:
+    assert is_in_runs((Size(64), Size(16)), tuple(map(Size, strides))) == expected
+
+
+def test_a_short_run_of_every_second_element_is_no_run() -> None:
+    assert is_in_runs((Size(64), Size(8)), (Size(100), Size(2)))
+    assert not is_in_runs((Size(64), Size(4)), (Size(100), Size(2)))

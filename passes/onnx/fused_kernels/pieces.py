@@ -31,7 +31,7 @@ def entries_of(node: ir.Node, before: Sequence[Size], after: Sequence[Size]) -> 
     if node.op_type == "Gather":
         axis = node.attributes.get_int("axis", 0) % len(before)
         first, step, whole = _first(constant_of(node.inputs[1]), before[axis]), before[axis].factor, before[axis]
-    elif node.op_type == "Slice" and (constant_of([*node.inputs, None][4]) or [1]) != [1]:
+    elif node.op_type == "Slice" and (constant_of([*node.inputs, None, None][4]) or [1]) != [1]:
         starts, axes, steps = (constant_of(node.inputs[index]) for index in (1, 3, 4))
         axis, step = (axes or [0])[0] % len(before), (steps or [0])[0]
         first = _first(starts, before[axis]) if axes and len(axes) == 1 else None

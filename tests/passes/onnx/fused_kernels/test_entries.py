@@ -135,6 +135,13 @@ def test_a_slice_with_any_step_is_computed_alike(start: int, end: int, step: int
     assert_fused_alike(plain, fused(text), inputs_of(plain, 0), 1e-6)
 
 
+def test_a_slice_of_all_axes_has_no_step() -> None:
+    text = """g (float[5,12] x) => (float[2,4] y) <int64[2] s = {3, 4}, int64[2] e = {5, 8}> {
+        a = Exp(x)  b = Slice(a, s, e)  y = Neg(b) }"""
+    plain = onnx.parser.parse_model(HEADER + text)
+    assert_fused_alike(plain, fused(text), inputs_of(plain, 0), 1e-6)
+
+
 @pytest.mark.parametrize("index", [[0], [1, 0], [[0, 1]]], ids=str)
 def test_a_gather_of_a_list_is_computed_alike(index: list[object]) -> None:
     numbers = np.array(index, dtype=np.int64)

@@ -47,6 +47,7 @@ def explain(
     dynamic: bool | None = None,
     measure: bool = False,
     kwargs: Mapping[str, Any] | None = None,
+    **named: Any,
 ) -> Explanation:
     """Compile and run a model once, and tell where its operators run, and where memory and time go.
 
@@ -64,7 +65,8 @@ def explain(
             saved, and no CUDA graph is recorded. Fallbacks are told, also with fallback="error".
         dynamic: torch.compile's `dynamic`, for a function that is not compiled.
         measure: whether to run some more steps, and measure the time of each session and ONNX node.
-        kwargs: keyword arguments of the call.
+        kwargs: keyword arguments of the call with names that this function takes itself, such as `options`.
+        named: other keyword arguments of the call.
 
     Raises:
         UnknownModeError, UnknownOptionError, InvalidOptionError: bad options.
@@ -74,7 +76,7 @@ def explain(
     mode, options, dynamic, _ = asked_settings("explain", function, mode=mode, options=options, dynamic=dynamic)
     asked = parse_options(mode, options)
     plain = _uncompiled(function)
-    call = (inputs, dict(kwargs or {}))
+    call = (inputs, {**(kwargs or {}), **named})
     before = frames(RECORDS.since)
     begin = time.time()
     with (

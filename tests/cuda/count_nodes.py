@@ -25,7 +25,7 @@ from ort_dynamo.testing import patch_facts
 
 FREE = ("Constant", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
-PLACES = ("leaves_convolution_gradients", "leaves_normalizations", "leaves_attention")
+PLACES = ("leaves_convolution_gradients", "leaves_normalizations", "leaves_attention", "adds_in_any_order")
 FORMS = ("weighs_by_convolution", "computes_in_half")
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -34,6 +34,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "forms, gradients of convolutions": (*FORMS, PLACES[0]),
     "forms, normalizations": (*FORMS, PLACES[1]),
     "forms, attention": (*FORMS, PLACES[2]),
+    "forms, gradients of lookups": (*FORMS, PLACES[3]),
     "all": (*FORMS, *PLACES),
 }
 """Heading -> facts of the Target that are on."""

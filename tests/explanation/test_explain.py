@@ -151,10 +151,10 @@ def test_unknown_options_are_refused() -> None:
 
 
 def test_keyword_arguments_are_those_of_the_call() -> None:
-    def scaled(x: Tensor, *, options: float) -> Tensor:
-        return x.sin() * options
+    def scaled(x: Tensor, *, options: float, bias: float) -> Tensor:
+        return x.sin() * options + bias
 
-    (graph,) = explain(scaled, torch.randn(3), kwargs={"options": 2.0}).graphs
+    (graph,) = explain(scaled, torch.randn(3), kwargs={"options": 2.0}, bias=1.0).graphs
     assert "aten.sin.default" in {one.overload for role in graph.roles for one in role.operators}
 
 

@@ -154,7 +154,9 @@ def fx_passes(options: PassOptions, *, keep_random: bool = False, deterministic:
 
 
 @_checked(MARKED)
-def placement_passes(options: PassOptions, target: Target, threads: int) -> tuple[PassBase, ...]:
+def placement_passes(
+    options: PassOptions, target: Target, threads: int, *, deterministic: bool = False
+) -> tuple[PassBase, ...]:
     """Give the passes on a joint or inference graph that depend on the target, such as those that place nodes in torch.
 
     They run after fx_passes, whose results may be faster in a session.
@@ -163,6 +165,7 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         options: whether anything is chosen.
         target: the target of the sessions.
         threads: how many a session has.
+        deterministic: whether the graph runs under torch.use_deterministic_algorithms(True).
     """
     expand = (ExpandLogSoftmax(MOST_LONG),) if target.fuses_kernels else ()
     # Each node passes over memory on a CPU.
@@ -180,7 +183,7 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         *gelus,
         *([PermuteImages()] if facts.permutes_images else []),
         PlaceInTorch(target, threads),
-        *([PlaceWholeKernels(target)] if whole else []),
+        *([PlaceWholeKernels(target, deterministic)] if whole else []),
         PlaceSlowerOperators(target, threads),
         *biases,
         *([PlaceForeach()] if target.fuses_kernels else []),

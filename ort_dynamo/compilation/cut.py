@@ -76,9 +76,10 @@ def mark(gm: GraphModule, options: Options, target: Target, threads: int) -> tup
         target: the target of its sessions.
         threads: the number of threads for the choice between torch and a session.
     """
-    passes = fx_passes(options.passes, deterministic=options.session.resolved().deterministic)
-    marked = run_checked(passes, gm, options)
-    return marked + run_checked(placement_passes(options.passes, target, threads), gm, options)
+    deterministic = options.session.resolved().deterministic
+    marked = run_checked(fx_passes(options.passes, deterministic=deterministic), gm, options)
+    placing = placement_passes(options.passes, target, threads, deterministic=deterministic)
+    return marked + run_checked(placing, gm, options)
 
 
 def run_checked(passes: Sequence[PassBase], gm: GraphModule, options: Options) -> tuple[PassRecord, ...]:

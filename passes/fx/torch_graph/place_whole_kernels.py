@@ -50,9 +50,11 @@ class PlaceWholeKernels(PassBase):
 
     Attributes:
         target: the target of the sessions.
+        deterministic: whether torch.use_deterministic_algorithms() is on. torch then runs all float sums at indices.
     """
 
     target: Target
+    deterministic: bool = False
     name: str = "place_whole_kernels"
 
     def call(self, graph_module: GraphModule) -> PassResult:
@@ -79,7 +81,7 @@ class PlaceWholeKernels(PassBase):
             return NORMALIZES if saved(node, prices) > prices.cut else None
         if target.facts.leaves_attention and node.target in ATTENTION:
             return ATTENDS
-        if target.facts.adds_in_any_order and adds_rows(node):
+        if target.facts.adds_in_any_order and adds_rows(node, deterministic=self.deterministic):
             return ADDS
         if target.facts.leaves_loops:
             return REPEATS if repeats(node) else SORTS if sorts_long_rows(node) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import example_elements, example_sizes
@@ -82,11 +83,20 @@ def sorts_long_rows(node: Node) -> bool:
     return bool(sizes) and sizes[dim] > _LONG_ROW
 
 
-def adds_rows(node: Node) -> bool:
-    """Check whether a node adds floats to the places of indices, as the gradients of lookups do."""
+_SCATTERS = frozenset({"aten.index_add", "aten.index_reduce", "aten.scatter_add", "aten.scatter_reduce"})
+
+
+def adds_rows(node: Node, *, deterministic: bool) -> bool:
+    """Check whether a node adds floats to the places of indices, as the gradients of lookups do.
+
+    torch's kernels for the other such operators are deterministic, or raise, only if torch is asked to be.
+    """
     if node.target is aten.embedding_dense_backward.default:
         return True
-    if node.target not in (aten.index_put.default, aten._unsafe_index_put.default):
+    if not isinstance(node.target, OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
         return False
-    accumulates = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
-    return bool(accumulates) and (node.meta["val"].is_floating_point() or node.meta["val"].is_complex())
+    if node.target in (aten.index_put.default, aten._unsafe_index_put.default):
+        adds = bool(node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False))
+    else:
+        adds = deterministic and str(node.target).rpartition(".")[0] in _SCATTERS
+    return adds and (node.meta["val"].is_floating_point() or node.meta["val"].is_complex())

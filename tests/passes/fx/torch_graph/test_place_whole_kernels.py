@@ -36,7 +36,8 @@ def marks(function: Callable[..., Any], *shapes: tuple[int, ...], **given: Any) 
     """Reason -> how many nodes of the function's graph have it; a second run must change nothing."""
     tensors = [torch.zeros(shape, dtype=given.get("dtype", torch.float32)) for shape in shapes]
     gm = make_fx(function, tracing_mode=given.get("tracing_mode", "fake"))(*tensors)
-    modified = run_twice(PlaceWholeKernels(given.get("target", CUDA)), gm)
+    placing = PlaceWholeKernels(given.get("target", CUDA), given.get("deterministic", False))
+    modified = run_twice(placing, gm)
     found = Counter(node.meta[CHOSEN] for node in gm.graph.nodes if CHOSEN in node.meta)
     assert modified == bool(found)
     return found
@@ -160,6 +161,17 @@ def test_the_gradient_of_a_lookup_is_torchs() -> None:
     assert marks(lambda x, index: rows(x, index, adds=True), (9, 8), (5,)) == {ADDS: 1}
     assert not marks(lambda x, index: rows(x, index, adds=False), (9, 8), (5,))
     assert not marks(lambda x, index: rows(x, index, adds=True), (9, 8), (5,), dtype=torch.int64)
+
+
+@pytest.mark.parametrize("scatter", [
+    lambda x, i: x.index_add(0, i.long(), x[:5]), lambda x, i: x.scatter_add(0, i.long()[:, None], x[:5]),
+    lambda x, i: x.scatter_reduce(0, i.long()[:, None], x[:5], "mean"),
+])  # fmt: skip
+def test_other_sums_at_indices_are_torchs_if_they_have_to_be_deterministic(scatter: Callable[..., Any]) -> None:
+    shapes = (9, 8), (5,)
+    assert marks(scatter, *shapes, deterministic=True) == {ADDS: 1}
+    assert not marks(scatter, *shapes)
+    assert not marks(scatter, *shapes, deterministic=True, dtype=torch.int64)
 
 
 def everything(matrix: Tensor, x: Tensor, w: Tensor, c: Tensor) -> Any:

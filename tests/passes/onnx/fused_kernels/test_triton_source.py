@@ -13,6 +13,8 @@ import onnx_ir as ir
 import pytest
 from generated_graphs import GraphMaker, as_numpy, as_torch, inputs_of
 from kernel_resources import resources
+from test_entries import GRADIENT as ROTATED_BACK
+from test_entries import ROTATED, EntriesMaker
 from test_fuse_kernels import (
     GRADIENT,
     HEADER,
@@ -59,6 +61,18 @@ def assert_interpreted(model: ir.Model, inputs: dict[str, np.ndarray]) -> int:
 def test_the_kernels_of_a_generated_graph(seed: int) -> None:
     plain = GraphMaker(seed, symbolic=bool(seed % 2)).model()
     assert_interpreted(fused(plain), inputs_of(plain, seed, {"rows": 5}))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_kernels_of_generated_entries(seed: int) -> None:
+    plain = onnx.parser.parse_model(HEADER + EntriesMaker(seed).text())
+    assert_interpreted(fused(plain), inputs_of(plain, seed, {}))
+
+
+@pytest.mark.parametrize("text", [ROTATED, ROTATED_BACK], ids=["forward", "gradient"])
+def test_the_kernel_of_a_rotary_embedding_of_neighbouring_columns(text: str) -> None:
+    plain = onnx.parser.parse_model(HEADER + text)
+    assert assert_interpreted(fused(plain), inputs_of(plain, 0, {"N": 2})) == 1
 
 
 def test_kernels_that_join_pieces_and_add_up_columns() -> None:

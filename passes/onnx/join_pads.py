@@ -133,7 +133,8 @@ class JoinPads(ir.passes.InPlacePass):
         result.name, result.type, result.shape = new.name(f"{old.name}_pieces"), old.type, ir.Shape(first.shape)
         if first.reshape is not None:
             result = tape.op("Reshape", [result, first.reshape.inputs[1]], first.reshape.attributes, version=OPSET)
-            result.name, result.type, result.shape = new.name(f"{old.name}_view"), old.type, old.shape
+            result.name, result.type = new.name(f"{old.name}_view"), old.type
+            result.shape = first.reshape.outputs[0].shape  # the base may broadcast it
         if base is not None:
             result = tape.op("Add", [base, result], version=OPSET)
             result.name, result.type, result.shape = new.name(f"{old.name}_sum"), old.type, old.shape

@@ -67,5 +67,5 @@ def piece_of(pad: ir.Node) -> Piece | None:
 
 
 def _is_zero(value: ir.Value) -> bool:
-    number = number_of(value)
-    return number is not None and number == 0 and not np.signbit(number)
+    number = number_of(value)  # a complex one has no sign
+    return isinstance(number, float | int) and number == 0 and not np.signbit(number)

@@ -152,3 +152,24 @@ def evaluate(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> np.ndarray
     with np.errstate(invalid="ignore"):  # infinity less infinity
         (result,) = ReferenceEvaluator(model).run(None, given)
     return result
+
+
+def test_a_base_that_broadcasts_has_a_shape_of_its_own() -> None:
+    text = PAIRS.replace("g (", "g (float[2, 4, 6] base, ").replace("(float[4, 6] y)", "(float[2, 4, 6] y)")
+    model = ir.from_onnx_text(text.replace("y = Add (r, s)", "t = Add (r, s)\n    y = Add (t, base)"))
+    assert JoinPads()(model).modified
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert {node.outputs[0].name: node.outputs[0].shape for node in model.graph}["y_view"] == ir.Shape([4, 6])
+
+
+def test_a_pad_with_a_complex_number_stays() -> None:
+    text = f"""{HEADER}
+g (complex64[2] x, complex64 zero) => (complex64[3] y) <int64[2] pads = {{0, 1}}> {{
+    y = Pad (x, pads, zero)
+}}
+"""
+    proto = onnx.parser.parse_model(text)
+    del proto.graph.input[1]
+    proto.graph.initializer.append(onnx.helper.make_tensor("zero", onnx.TensorProto.COMPLEX64, [], [0]))
+    model = ir.from_proto(proto)
+    assert not JoinPads(short_runs=True)(model).modified

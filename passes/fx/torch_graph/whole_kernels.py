@@ -56,10 +56,16 @@ _LOOPED = frozenset({
 def repeats(node: Node) -> bool:
     """Check whether a session would compute a node in a Loop that the data ends, or one for each group of rows."""
     name = str(node.target).rpartition(".")[0]
-    if name != "aten.pow":
+    if name != "aten.pow" or not isinstance(node.target, OpOverload):
         return name in _LOOPED
-    exponent, power = node.args[1], node.meta["val"]
+    exponent, power = _given(node, node.target).get("exponent"), node.meta["val"]
     return isinstance(exponent, Node) and not (power.is_floating_point() or power.is_complex())
+
+
+def _given(node: Node, target: OpOverload) -> dict[str, Any]:
+    """Return the arguments that a node gives an operator, by name."""
+    names = [argument.name for argument in schema_of(target).arguments]
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 _SORTS = frozenset({"aten.kthvalue", "aten.median", "aten.nanmedian", "aten.sort", "aten.topk"})
@@ -72,13 +78,12 @@ def sorts_long_rows(node: Node) -> bool:
     """Check whether a node sorts rows that TopK of CUDA sorts one after another, by the example's sizes."""
     if not isinstance(node.target, OpOverload) or str(node.target).rpartition(".")[0] not in _SORTS:
         return False
-    sorted_ = node.args[0]
+    given = _given(node, node.target)
+    sorted_ = given["self"]
     assert isinstance(sorted_, Node)
     sizes = example_sizes(sorted_.meta["val"])
-    names = [argument.name for argument in schema_of(node.target).arguments]
-    if "dim" not in names:
+    if all(argument.name != "dim" for argument in schema_of(node.target).arguments):
         return example_elements(sorted_.meta["val"]) > _LONG_ROW
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
     dim: Any = given.get("dim", -1)
     return bool(sizes) and sizes[dim] > _LONG_ROW
 

@@ -174,6 +174,18 @@ def test_other_sums_at_indices_are_torchs_if_they_have_to_be_deterministic(scatt
     assert not marks(scatter, *shapes, deterministic=True, dtype=torch.int64)
 
 
+@pytest.mark.parametrize("is_power", [False, True])
+def test_arguments_by_name_are_found(is_power: bool) -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.zeros(2, 4097, dtype=torch.int64)
+    given = {"self": x, "exponent": x} if is_power else {"self": x, "k": 3}
+    node = graph.call_function(aten.pow.Tensor_Tensor if is_power else aten.topk.default, (), given)
+    node.meta["val"] = x.meta["val"]
+    assert PlaceWholeKernels(CUDA)(torch.fx.GraphModule({}, graph)).modified
+    assert node.meta[CHOSEN] == (REPEATS if is_power else SORTS)
+
+
 def everything(matrix: Tensor, x: Tensor, w: Tensor, c: Tensor) -> Any:
     return matrix @ matrix, gradients(x, x, w), batch_norm(x, c), convolution(x, w)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.context import LoweringContext, Number, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.elementwise.unary import square_root
 from ort_dynamo.lowering.ops.reductions.reduction import Dims, axes_of, count_of, sum_of_squares
@@ -71,7 +71,8 @@ def _variance(
     op, dtype = ctx.op, float_dtype(ctx.dtype(self))
     x = ctx.cast(self, dtype)
     axes = axes_of(dim, ctx.rank(self)) if ctx.rank(self) else []
-    size, less = count_of(ctx, self, axes), 1 if correction is None else correction
+    # Of no numbers it is NaN, with a correction below 0, too.
+    size, less = count_of(ctx, self, axes), 1 if correction is None or is_empty(ctx.sizes(self)) else correction
     count = ctx.scalar(size, dtype)
     if not axes:
         centred, average = op.Sub(x, x), x

@@ -213,6 +213,8 @@ def test_moments_of_equal_and_of_infinite_numbers_equal_eager():
     rows = torch.tensor([[2.0, 2.0, 2.0], [math.inf, 0.0, 1.0], [math.nan, 0.0, 1.0], [1.0, 2.0, 4.0]])
     assert_like_eager(function, rows, gradients=False)
     assert_like_eager(lambda x: (x.std(1), x.std(), torch.var_mean(x, 1)), rows[:0], gradients=False)
+    assert_like_eager(lambda x: torch.std_mean(x, correction=-1), rows[:0], gradients=False)
+    assert_like_eager(lambda x: torch.var(x, 1, correction=-2), rows[:, :0], gradients=False)
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")

@@ -56,3 +56,17 @@ def test_a_form_has_no_choice_and_no_loop(name: str, special: bool, fused: bool)
         result = torch.compile(FUNCTIONS[name], backend="ort_train", fullgraph=True)(x)
     assert_close(result, FUNCTIONS[name](x), name)
     assert not {"If", "Loop", "Scan"} & found.operators.keys()
+
+
+@pytest.mark.parametrize("name", ["cumprod", "searchsorted", "cummax", "logcumsumexp", "mode", "sort", "median"])
+def test_a_form_of_a_size_that_varies_has_no_loop(name: str) -> None:
+    functions = FUNCTIONS | {
+        "cummax": lambda x: x.cummax(1).values,
+        "logcumsumexp": lambda x: x.logcumsumexp(1),
+        "mode": lambda x: x.round().mode(1).values,
+    }
+    x = torch.randn(5, 7)
+    with cuda_forms(fused=True) as found:
+        result = torch.compile(functions[name], backend="ort_train", fullgraph=True, dynamic=True)(x)
+    assert_close(result, functions[name](x), name)
+    assert not {"If", "Loop", "Scan"} & found.operators.keys()

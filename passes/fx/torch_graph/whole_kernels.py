@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import example_elements, example_sizes
 from ort_dynamo.targets.prices import KernelPrices
+from ort_dynamo.torch_internals.fakes import fakes_around
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, schema_of
 
 __all__ = ["ATTENTION", "adds_rows", "repeats", "saved", "sorts_long_rows"]
@@ -53,9 +54,18 @@ _LOOPED = frozenset({
 """Operators whose lowering is a Loop, for any arguments: the host waits for the device before each round."""
 
 
+_LOOPED_IF_SYMBOLIC = frozenset({
+    "aten.bucketize", "aten.cummax", "aten.cummin", "aten.cumprod", "aten.linalg_solve_triangular",
+    "aten.logcumsumexp", "aten.mode", "aten.searchsorted",
+})  # fmt: skip
+"""Those whose lowering is a Loop where a size varies."""
+
+
 def repeats(node: Node) -> bool:
-    """Check whether a session would compute a node in a Loop that the data ends, or one for each group of rows."""
+    """Check whether a session would compute a node in a Loop, whose rounds depend on data, on groups or on a size."""
     name = str(node.target).rpartition(".")[0]
+    if name in _LOOPED_IF_SYMBOLIC:
+        return any(isinstance(size, torch.SymInt) for fake in fakes_around(node) for size in fake.shape)
     if name != "aten.pow" or not isinstance(node.target, OpOverload):
         return name in _LOOPED
     exponent, power = _given(node, node.target).get("exponent"), node.meta["val"]
@@ -101,7 +111,7 @@ def adds_rows(node: Node, *, deterministic: bool) -> bool:
     if not isinstance(node.target, OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
         return False
     if node.target in (aten.index_put.default, aten._unsafe_index_put.default):
-        adds = bool(node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False))
+        adds = bool(_given(node, node.target).get("accumulate", False))
     else:
         adds = deterministic and str(node.target).rpartition(".")[0] in _SCATTERS
     return adds and (node.meta["val"].is_floating_point() or node.meta["val"].is_complex())

@@ -75,9 +75,8 @@ class TorchModule:
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module in its mode; a compile or export around the ORTModule has the module in its own graph."""
-        if torch.compiler.is_compiling():
-            return self._original_module(*inputs, **kwargs)
-        return self._managers[self.is_training()].forward(*inputs, **kwargs)
+        run = self._original_module if torch.compiler.is_compiling() else self._managers[self.is_training()].forward
+        return run(*inputs, **kwargs)
 
     def is_training(self) -> bool:
         """Check whether the module is in training mode and gradients are recorded."""

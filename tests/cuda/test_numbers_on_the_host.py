@@ -1,5 +1,7 @@
 """Numbers made of sizes are on the host: on CUDA no arithmetic of tensors follows them to the CPU.
 
+The host waits for no number of the device: forms of CUDA have no choice and no loop that data decide.
+
 The rule by which the provider leaves nodes to the CPU is `left_to_cpu`'s; `.ci/cuda_placement.py` asks the provider.
 """
 
@@ -14,6 +16,8 @@ import torch.nn.functional as F
 from cuda_forms import cuda_forms, cuda_target, left_to_cpu
 from cuda_target import compiled_for
 from torch import Tensor
+
+from ort_dynamo.testing import assert_close
 
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean of rows": lambda x: x.relu().square().sum() / x.shape[0],
@@ -78,3 +82,64 @@ def test_the_rule_of_the_provider() -> None:
     )
     left = [list(left_to_cpu(onnx.parser.parse_model(header + text), {})) for text in (of_inputs, computed)]
     assert left == [["Cast", "Div"], ["Cast"]]  # and Squeeze, which computes int64
+
+
+INDEX = torch.tensor([[0, 2, 1, 1, 0, 2, 2]]).expand(5, 7)
+
+WITHOUT_WAITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "argmax": lambda x: x.argmax(1),
+    "argsort": lambda x: x.argsort(dim=1, stable=True),
+    "max": lambda x: x.max(1).values,
+    "sort": lambda x: x.sort(dim=1, descending=True, stable=True).indices,
+    "topk": lambda x: x.topk(3, 1).values,
+    "kthvalue": lambda x: x.kthvalue(2, 1).values,
+    "median": lambda x: x.median(1).values,
+    "nanmedian": lambda x: x.nanmedian(1).values,
+    "isin": lambda x: torch.isin(x, x[0]),
+    "fractional_max_pool2d": lambda x: torch.nn.functional.fractional_max_pool2d(
+        x[None], 2, output_size=(2, 3), _random_samples=torch.full((1, 1, 2), 0.5)
+    ),
+    "scatter_reduce": lambda x: x.scatter_reduce(1, INDEX, x * 2, "amax"),
+    "interpolate": lambda x: torch.nn.functional.interpolate(
+        x[None, None], size=(3, 4), mode="bilinear", antialias=True
+    ),
+    "leaky_relu": lambda x: torch.nn.functional.leaky_relu(x),
+    "igamma": lambda x: torch.special.gammainc(x.abs() + 1, x.abs() + 0.5),
+    "zeta": lambda x: torch.special.zeta(x.abs() + 2, x.abs() + 0.5),
+    "hermite": lambda x: torch.special.hermite_polynomial_h(x, x.abs() * 3),
+    "gcd": lambda x: torch.gcd((x * 10).nan_to_num(0, 1, 1).long(), INDEX),
+    "power": lambda x: (x * 3).nan_to_num(0, 1, 1).long() ** INDEX,
+    "roll": lambda x: x.roll((1, -2), (0, 1)) + x.roll(9),
+    "cumprod": lambda x: x.cumprod(1),
+    "searchsorted": lambda x: torch.searchsorted(x.nan_to_num(0, 1, 1).sort(1).values, x.nan_to_num(0, 1, 1)),
+}
+
+
+@pytest.mark.default_placement
+@pytest.mark.parametrize("fused", [False, True], ids=["nodes", "fused"])
+@pytest.mark.parametrize("special", [False, True], ids=["finite", "nan and infinity"])
+@pytest.mark.parametrize("name", WITHOUT_WAITS)
+def test_a_form_has_no_choice_and_no_loop(name: str, special: bool, fused: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 7)
+    if special:
+        x[1, 2], x[2, 3], x[3, 4], x[3, 5] = float("nan"), float("inf"), -float("inf"), float("nan")
+    with cuda_forms(fused=fused) as found:
+        result = torch.compile(WITHOUT_WAITS[name], backend="ort_train", fullgraph=True)(x)
+    assert_close(result, WITHOUT_WAITS[name](x), name)
+    assert not {"If", "Loop", "Scan"} & found.operators.keys()
+
+
+@pytest.mark.default_placement
+@pytest.mark.parametrize("name", ["cumprod", "searchsorted", "cummax", "logcumsumexp", "mode", "sort", "median"])
+def test_a_form_of_a_size_that_varies_has_no_loop(name: str) -> None:
+    functions = WITHOUT_WAITS | {
+        "cummax": lambda x: x.cummax(1).values,
+        "logcumsumexp": lambda x: x.logcumsumexp(1),
+        "mode": lambda x: x.round().mode(1).values,
+    }
+    x = torch.randn(5, 7)
+    with cuda_forms(fused=True) as found:
+        result = torch.compile(functions[name], backend="ort_train", fullgraph=True, dynamic=True)(x)
+    assert_close(result, functions[name](x), name)
+    assert not {"If", "Loop", "Scan"} & found.operators.keys()

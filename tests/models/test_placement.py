@@ -216,7 +216,6 @@ SINGLE: dict[str, Callable[..., Tensor]] = {
     "scatter_add": lambda x, i: x.scatter_add(-1, i, x.t()),
     "index_select": lambda x, i: x.index_select(0, i[0]),
     "index_put": lambda x, i: x.index_put((i[0],), x.t(), accumulate=True),
-    "slice": lambda x, i: x[:, ::2],
     "embedding": lambda x, i: F.embedding(i[:4], x),
     "embedding_bag": lambda x, i: F.embedding_bag(i[0], x, i[1, :1] * 0),
     "embedding_bag max": lambda x, i: F.embedding_bag(i[:4], x, mode="max"),

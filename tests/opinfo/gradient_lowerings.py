@@ -208,6 +208,7 @@ CHECKED_BY = {
     "squeeze.multiple": "squeeze.dims",
     "stack": "stack.default",
     "std": "std.correction",
+    "std_mean": "std_mean.correction",
     "sub": "sub.Tensor",
     "sum": "sum.default",
     "t": "t.default",

@@ -12,6 +12,7 @@ from ort_dynamo.graph.fused_op import DOMAIN, FusedOp, Size
 from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import is_older
+from ort_dynamo.passes.onnx.analysis.shapes import RESHAPES
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.bodies import body_of, is_in_parts
@@ -29,8 +30,6 @@ __all__ = ["FuseKernels", "fused_kernels", "fused_ops", "lacks_kernel"]
 
 _OPSET = 13
 """Softmax and LogSoftmax of older opsets normalize several axes, from axis 1 on, and ReduceSum has no second input."""
-
-_RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 def fused_ops(model: ir.Model) -> tuple[FusedOp, ...]:
@@ -149,7 +148,7 @@ def _readers_of_parts(groups: Sequence[Group], kernels: Sequence[Kernel]) -> set
 
 def _behind_reshapes(value: ir.Value) -> ir.Value:
     """Return the value that another one is a view of."""
-    while (node := value.producer()) is not None and node.op_type in _RESHAPES and node.inputs[0] is not None:
+    while (node := value.producer()) is not None and node.op_type in RESHAPES and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
 

@@ -223,16 +223,16 @@ def _integers(sizes: Sequence[int | ir.SymbolicDim]) -> list[int]:
 def _is_of_short_runs(piece: Piece) -> bool:
     """Check whether the elements between two pieces of padding are few."""
     later = piece.shape[piece.axis + 1 :]
-    run = math.prod([piece.size, *_integers(later)])
-    return len(_integers(later)) == len(later) and 0 < run <= _SHORT
+    known = _integers(later)
+    return len(known) == len(later) and 0 < math.prod([piece.size, *known]) <= _SHORT
 
 
 def _fill(pieces: list[Piece]) -> bool:
     """Check whether tensors, in order and as large as an axis together, fill that axis of one shape."""
     first, end = pieces[0], 0
-    if any(not _is_read_alike(one.reshape, first.reshape) for one in pieces):
-        return False
     for one in pieces:
+        if not _is_read_alike(one.reshape, first.reshape):
+            return False
         if one.start != end or one.axis != first.axis or not are_same_sizes(one.shape, first.shape):
             return False
         end += one.size

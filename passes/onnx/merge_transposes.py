@@ -11,6 +11,7 @@ from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
+from ort_dynamo.passes.onnx.analysis.shapes import RESHAPES, is_same_size
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.targets.target import OPSET
@@ -19,8 +20,6 @@ __all__ = ["MergeTransposes"]
 
 _OPSET = 13
 """The first opset in which the axes of Squeeze and Unsqueeze are an input."""
-
-_RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 Dims = Sequence[int | ir.SymbolicDim]
 
@@ -75,7 +74,7 @@ def _first_of(second: ir.Node) -> ir.Node | None:
     while value is not None and (node := value.producer()) is not None and node.graph is second.graph:
         if _is_transpose(node):
             return node
-        if node.op_type not in _RESHAPES or node.domain:
+        if node.op_type not in RESHAPES or node.domain:
             return None
         value = node.inputs[0]
     return None
@@ -96,10 +95,8 @@ def _shape_of_same(first: ir.Node, second: ir.Node) -> list[int] | None:
     found = [factor for axis in second.attributes.get_ints("perm", ()) for factor in of_reshaped[axis]]
     if in_memory != found:
         return None
-    unknown = [axis for axis, size in enumerate(after) if not isinstance(size, int)]
-    if len(unknown) > 1:
-        return None
-    return [size if isinstance(size, int) else -1 for size in after]
+    shape = [size if isinstance(size, int) else -1 for size in after]
+    return shape if shape.count(-1) < 2 else None
 
 
 def _common_factors(first: Dims, second: Dims) -> tuple[list[list[int]], list[list[int]]] | None:
@@ -114,10 +111,8 @@ def _common_factors(first: Dims, second: Dims) -> tuple[list[list[int]], list[li
     number = 0
     while left[0] and left[1]:
         (axis, size), (other_axis, other) = left[0].pop(0), left[1].pop(0)
-        if isinstance(size, int) != isinstance(other, int):
-            return None
         if not isinstance(size, int) or not isinstance(other, int):
-            if size != other or not getattr(size, "value", None):
+            if not is_same_size(size, other):
                 return None
             size = other = 1
         common = min(size, other)

@@ -11,12 +11,13 @@ from ort_dynamo.graph.marks import FOR_KERNEL, FX_NODE, PASS, READS_ROUNDED
 from ort_dynamo.passes.onnx.analysis.casts import is_widening
 from ort_dynamo.passes.onnx.analysis.decisions import is_discontinuous, nodes_before_decisions
 from ort_dynamo.passes.onnx.analysis.replacing import replace_outputs
+from ort_dynamo.passes.onnx.analysis.shapes import RESHAPES
 from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["RemoveRoundTrips"]
 
-_FREE = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_FREE = RESHAPES | {"Identity"}
 """Change a shape, not data: a second one for another type costs nothing."""
 
 _MOVES = _FREE | {"Expand", "Slice", "Transpose"}

@@ -72,7 +72,9 @@ def part_of(node: ir.Node, value: ir.Value, before: Sequence[Size], after: Seque
     size, found = before[axis], after[axis]
     if size.symbols or found.symbols or not found.factor:
         raise CannotFuseError("a Slice has a symbolic size, or no elements")
-    return axis, min(max(starts[0] + size.factor if starts[0] < 0 else starts[0], 0), size.factor)
+    start = _first(starts, size)
+    assert start is not None
+    return axis, min(max(start, 0), size.factor)
 
 
 def equal_pieces(concat: ir.Node, shape_of: ShapeOf) -> tuple[int, Size, list[tuple[ir.Value, int]]]:

@@ -248,26 +248,37 @@ def test_random_sums_keep_every_bit_and_sign(seed: int) -> None:
         lines.append(f"p{index} = Pad (x{index}, pads{index})")
     whole = (5, total) if axis else (total, 5)
     terms = [f"p{index}" for index in range(pieces)] + (["base"] if based else [])
-    while len(terms) > 1:  # a random tree
-        first, second = (terms.pop(int(random.integers(len(terms)))) for _ in range(2))
-        lines.append(f"t{len(lines)} = Add ({first}, {second})")
-        terms.append(f"t{len(lines) - 1}")
+    result = added(terms, lines, random)
     names = [f"x{index}" for index in range(pieces)] + (["base"] if based else [])
     sizes = [*shapes, *([whole] if based else [])]
     inputs = ", ".join(f"float[{a}, {b}] {name}" for name, (a, b) in zip(names, sizes, strict=True))
-    text = f"{HEADER}\ng ({inputs}) => (float[{whole[0]}, {whole[1]}] {terms[0]}) <{', '.join(constants)}> {{\n"
+    text = f"{HEADER}\ng ({inputs}) => (float[{whole[0]}, {whole[1]}] {result}) <{', '.join(constants)}> {{\n"
     model = ir.from_onnx_text(text + "\n".join(lines) + "\n}")
     given = {name: random.choice(SPECIAL, size) for name, size in zip(names, sizes, strict=True)}
+    assert assert_keeps_bits(JoinPads(), model, given)
+    assert "Pad" not in {node.op_type for node in model.graph}
+
+
+def added(terms: list[str], lines: list[str], random: np.random.Generator) -> str:
+    """Add nodes to `lines` that add up all terms as a random tree; gives the sum's name."""
+    while len(terms) > 1:
+        first, second = (terms.pop(int(random.integers(len(terms)))) for _ in range(2))
+        lines.append(f"t{len(lines)} = Add ({first}, {second})")
+        terms.append(f"t{len(lines) - 1}")
+    return terms[0]
+
+
+def assert_keeps_bits(joins: JoinPads, model: ir.Model, given: dict[str, np.ndarray]) -> bool:
+    """Run the pass; the result stays the same, signs of zeros included. Gives whether the model changed."""
     expected = evaluate(ir.to_proto(model), given)
-    result = JoinPads()(model)
+    modified = joins(model).modified
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     found = evaluate(proto, given)
-    assert result.modified
-    assert "Pad" not in {node.op_type for node in model.graph}
     np.testing.assert_array_equal(found, expected)
     numbers = ~np.isnan(expected)
     np.testing.assert_array_equal(np.signbit(found)[numbers], np.signbit(expected)[numbers])
+    return modified
 
 
 def evaluate(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> np.ndarray:

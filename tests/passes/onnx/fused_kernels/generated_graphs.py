@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -309,3 +310,30 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(ir.DataType.BFLOAT16.numpy())
     return tensor.numpy()
+
+
+class TextMaker:
+    """Writes the text of a graph of a seed, node by node."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.lines: list[str] = []
+        self.constants: dict[str, str] = {}
+
+    def node(self, call: str) -> str:
+        self.lines.append(f"v{len(self.lines)} = {call}")
+        return f"v{len(self.lines) - 1}"
+
+    def constant(self, *numbers: int) -> str:
+        name = f"c{'_'.join(map(str, numbers)).replace('-', 'm')}"
+        self.constants[f"int64[{len(numbers)}] {name}"] = ", ".join(map(str, numbers))
+        return name
+
+    def graph(self, shape: Sequence[int], result: str) -> str:
+        """A graph of x and y, of this shape, and z, with the first two axes exchanged."""
+        sizes = ", ".join(map(str, shape))
+        turned = ", ".join(map(str, [shape[1], shape[0], *shape[2:]]))
+        constants = ", ".join(f"{name} = {{{numbers}}}" for name, numbers in self.constants.items())
+        body = "\n".join(self.lines)
+        return f"""g (float[{sizes}] x, float[{sizes}] y, float[{turned}] z) => (float[{sizes}] {result})
+<{constants}> {{\n{body}\n}}"""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from generated_graphs import inputs_of
+from generated_graphs import TextMaker, inputs_of
 from test_fuse_kernels import HEADER, assert_fused_alike, fused
 
 from ort_dynamo.graph.fused_op import DOMAIN, Size
@@ -56,22 +54,8 @@ def test_a_rotary_embedding_of_neighbouring_columns_is_one_kernel(text: str) -> 
     assert_fused_alike(plain, model, inputs_of(plain, 0), 1e-5)
 
 
-class EntriesMaker:
+class EntriesMaker(TextMaker):
     """Makes a graph of a seed that reads every few entries of an axis, computes with them, and joins them."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.lines: list[str] = []
-        self.constants: dict[str, str] = {}
-
-    def node(self, call: str) -> str:
-        self.lines.append(f"v{len(self.lines)} = {call}")
-        return f"v{len(self.lines) - 1}"
-
-    def constant(self, *numbers: int) -> str:
-        name = f"c{'_'.join(map(str, numbers)).replace('-', 'm')}"
-        self.constants[f"int64[{len(numbers)}] {name}"] = ", ".join(map(str, numbers))
-        return name
 
     def scalar(self, number: int) -> str:
         name = f"s{number}".replace("-", "m")
@@ -100,12 +84,7 @@ class EntriesMaker:
         stacked = self.node(f"Concat<axis={axis + 1}>({', '.join(columns)})")
         joined = self.node(f"Reshape({stacked}, {self.constant(*shape)})")
         result = self.node(self.random.choice([f"Neg({joined})", f"Add({joined}, {value})", f"Mul(y, {joined})"]))
-        sizes = ", ".join(map(str, shape))
-        turned = ", ".join(map(str, [shape[1], shape[0], shape[2]]))
-        constants = ", ".join(f"{name} = {{{numbers}}}" for name, numbers in self.constants.items())
-        body = "\n".join(self.lines)
-        return f"""g (float[{sizes}] x, float[{sizes}] y, float[{turned}] z) => (float[{sizes}] {result})
-<{constants}> {{\n{body}\n}}"""
+        return self.graph(shape, result)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import onnx
 import pytest
-from generated_graphs import inputs_of
+from generated_graphs import TextMaker, inputs_of
 from test_fuse_kernels import HEADER, assert_fused_alike, fused
 
 from ort_dynamo.graph.fused_op import DOMAIN
@@ -51,21 +49,8 @@ def test_a_rotary_embedding_of_some_columns_is_one_kernel(text: str) -> None:
     assert_fused_alike(plain, model, inputs_of(plain, 0), 1e-5)
 
 
-class PartsMaker:
+class PartsMaker(TextMaker):
     """Makes a graph of a seed that cuts an axis into unequal parts, computes with them, and joins them."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.lines: list[str] = []
-        self.constants: dict[str, int] = {}
-
-    def node(self, call: str) -> str:
-        self.lines.append(f"v{len(self.lines)} = {call}")
-        return f"v{len(self.lines) - 1}"
-
-    def constant(self, number: int) -> str:
-        self.constants[f"c{number}"] = number
-        return f"c{number}"
 
     def cut(self, value: str, start: int, end: int, axis: int) -> str:
         return self.node(f"Slice({value}, {self.constant(start)}, {self.constant(end)}, {self.constant(axis)})")
@@ -97,12 +82,7 @@ class PartsMaker:
         self.random.shuffle(parts)
         joined = self.node(f"Concat<axis={axis}>({', '.join(parts)})")
         result = self.node(self.random.choice([f"Neg({joined})", f"Add({joined}, {value})", f"Mul(y, {joined})"]))
-        sizes = ", ".join(map(str, shape))
-        turned = ", ".join(map(str, [shape[1], shape[0], shape[2]]))
-        constants = ", ".join(f"int64[1] {name} = {{{number}}}" for name, number in self.constants.items())
-        body = "\n".join(self.lines)
-        return f"""g (float[{sizes}] x, float[{sizes}] y, float[{turned}] z) => (float[{sizes}] {result})
-<{constants}> {{\n{body}\n}}"""
+        return self.graph(shape, result)
 
 
 @pytest.mark.parametrize("seed", range(60))

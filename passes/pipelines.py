@@ -175,8 +175,10 @@ def placement_passes(
     if not chooses:
         return (*expand, *gelus, *biases)
     facts = target.facts
-    whole = facts.leaves_convolution_gradients or facts.leaves_normalizations or facts.leaves_attention
-    whole = whole or facts.leaves_loops or facts.adds_in_any_order
+    whole = any((
+        facts.leaves_convolution_gradients, facts.leaves_normalizations, facts.leaves_attention, facts.leaves_loops,
+        facts.adds_in_any_order,
+    ))  # fmt: skip
     # The first two decide which graphs torch runs as a whole, so that the third pays for no boundary there.
     return (
         *expand,

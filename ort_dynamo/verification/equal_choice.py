@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.torch_internals.kernels.operators import aten, schema_of
+from ort_dynamo.torch_internals.kernels.operators import aten, named_arguments
 
 __all__ = ["is_same_choice"]
 
@@ -42,9 +42,7 @@ def is_same_choice(
     """
     if operator not in _CHOOSES or not isinstance(found[-1], torch.Tensor):
         return False
-    arguments = schema_of(operator).arguments
-    named = {one.name: one.default_value for one in arguments if one.has_default_value()}
-    named |= dict(zip((one.name for one in arguments), args, strict=False)) | dict(kwargs)
+    named = named_arguments(operator, args, kwargs)
     tensor, dim, ours, theirs = args[0], named.get("dim"), found[-1], expected[-1]
     if ours.shape != theirs.shape:
         return False

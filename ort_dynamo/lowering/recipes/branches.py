@@ -12,7 +12,7 @@ from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.targets.target import OPSET
 
-__all__ = ["all_finite", "either", "if_finite", "is_small"]
+__all__ = ["all_finite", "chooses", "either", "if_finite", "is_small"]
 
 Branch = Callable[[OpBuilder], Sequence[ir.Value]]
 """Builds one branch with the op builder of its own graph; it may read the values around it."""
@@ -55,13 +55,15 @@ def all_finite(ctx: LoweringContext, value: ir.Value) -> ir.Value:
 
 
 def if_finite(ctx: LoweringContext, value: ir.Value, shortcut: Branch, exact: Branch) -> tuple[ir.Value, ...]:
-    """Choose `shortcut` if all elements of `value` are finite, else `exact`, which is right for every value.
-
-    A session on a device computes `exact` alone: for a choice, the host would wait for the condition.
-    """
-    if ctx.target.facts.computes_on_streams:
+    """Choose `shortcut` if all elements of `value` are finite, else `exact`, which is right for every value."""
+    if not chooses(ctx):
         return tuple(exact(ctx.op))
     return either(ctx, all_finite(ctx, value), shortcut, exact)
+
+
+def chooses(ctx: LoweringContext) -> bool:
+    """Check whether a session may choose by its data. On a device, the host would wait for the condition."""
+    return not ctx.target.facts.computes_on_streams
 
 
 _SMALL = 1 << 12

@@ -7,7 +7,7 @@ equals no node's target: a table may name it, and the functions that register th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -40,6 +40,7 @@ __all__ = [
     "is_pointwise",
     "is_view",
     "is_wait",
+    "named_arguments",
     "namespace",
     "overload",
     "overloads_of",
@@ -188,6 +189,13 @@ inductor_prims: Any = _Namespace("inductor_prims", private("torch._inductor.indu
 def schema_of(overload: OpOverload) -> FunctionSchema:
     """Arguments, results and the arguments that are written to."""
     return overload._schema
+
+
+def named_arguments(overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name; one that is not given has its default, or is left out."""
+    arguments = schema_of(overload).arguments
+    defaults = {one.name: one.default_value for one in arguments if one.has_default_value()}
+    return defaults | dict(zip((one.name for one in arguments), args, strict=False)) | dict(kwargs)
 
 
 def is_mutable(overload: OpOverload) -> bool:

@@ -19,7 +19,7 @@ from ort_dynamo.graph.marks import DECIDED_BY, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.storage import fakes_in, storage_of
 from ort_dynamo.passes.fx.analysis.views import is_view
 from ort_dynamo.torch_internals.fakes import storage_identity
-from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_mutable, prims, schema_of
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_mutable, named_arguments, prims
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.sizes.symbols import given_expression, optimization_hint
 
@@ -230,11 +230,7 @@ def is_random(node: Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    for index, argument in enumerate(schema_of(target).arguments):
-        if argument.name == "dropout_p":
-            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return bool(given != 0.0)
-    return True
+    return bool(named_arguments(target, node.args, node.kwargs).get("dropout_p") != 0.0)
 
 
 def tag(nodes: Iterable[Node], policy: CheckpointPolicy, by: str) -> bool:

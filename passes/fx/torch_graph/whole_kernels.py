@@ -6,6 +6,7 @@ and the work that each of torch's kernels saves.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.fx import Node
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import example_elements, example_sizes
 from ort_dynamo.targets.prices import KernelPrices
 from ort_dynamo.torch_internals.fakes import fakes_around
-from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, schema_of
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, named_arguments
 
 __all__ = ["ATTENTION", "adds_rows", "repeats", "saved", "sorts_long_rows"]
 
@@ -61,21 +62,20 @@ _LOOPED_IF_SYMBOLIC = frozenset({
 """Those whose lowering is a Loop where a size varies."""
 
 
+def _operator(node: Node) -> str:
+    """Return the name of an operator without its overload, such as "aten.sort"."""
+    return str(node.target).rpartition(".")[0]
+
+
 def repeats(node: Node) -> bool:
     """Check whether a session would compute a node in a Loop, whose rounds depend on data, on groups or on a size."""
-    name = str(node.target).rpartition(".")[0]
+    name = _operator(node)
     if name in _LOOPED_IF_SYMBOLIC:
         return any(isinstance(size, torch.SymInt) for fake in fakes_around(node) for size in fake.shape)
     if name != "aten.pow" or not isinstance(node.target, OpOverload):
         return name in _LOOPED
-    exponent, power = _given(node, node.target).get("exponent"), node.meta["val"]
+    exponent, power = named_arguments(node.target, node.args, node.kwargs)["exponent"], node.meta["val"]
     return isinstance(exponent, Node) and not (power.is_floating_point() or power.is_complex())
-
-
-def _given(node: Node, target: OpOverload) -> dict[str, Any]:
-    """Return the arguments that a node gives an operator, by name."""
-    names = [argument.name for argument in schema_of(target).arguments]
-    return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 _SORTS = frozenset({"aten.kthvalue", "aten.median", "aten.nanmedian", "aten.sort", "aten.topk"})
@@ -86,16 +86,12 @@ _LONG_ROW = 4096
 
 def sorts_long_rows(node: Node) -> bool:
     """Check whether a node sorts rows that TopK of CUDA sorts one after another, by the example's sizes."""
-    if not isinstance(node.target, OpOverload) or str(node.target).rpartition(".")[0] not in _SORTS:
+    if not isinstance(node.target, OpOverload) or _operator(node) not in _SORTS:
         return False
-    given = _given(node, node.target)
-    sorted_ = given["self"]
-    assert isinstance(sorted_, Node)
-    sizes = example_sizes(sorted_.meta["val"])
-    if all(argument.name != "dim" for argument in schema_of(node.target).arguments):
-        return example_elements(sorted_.meta["val"]) > _LONG_ROW
-    dim: Any = given.get("dim", -1)
-    return bool(sizes) and sizes[dim] > _LONG_ROW
+    given = named_arguments(node.target, node.args, node.kwargs)
+    sizes = example_sizes(given["self"].meta["val"])
+    row = sizes[given["dim"]] if sizes and "dim" in given else math.prod(sizes)
+    return row > _LONG_ROW
 
 
 _SCATTERS = frozenset({"aten.index_add", "aten.index_reduce", "aten.scatter_add", "aten.scatter_reduce"})
@@ -111,7 +107,7 @@ def adds_rows(node: Node, *, deterministic: bool) -> bool:
     if not isinstance(node.target, OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
         return False
     if node.target in (aten.index_put.default, aten._unsafe_index_put.default):
-        adds = bool(_given(node, node.target).get("accumulate", False))
+        adds = bool(named_arguments(node.target, node.args, node.kwargs)["accumulate"])
     else:
-        adds = deterministic and str(node.target).rpartition(".")[0] in _SCATTERS
+        adds = deterministic and _operator(node) in _SCATTERS
     return adds and (node.meta["val"].is_floating_point() or node.meta["val"].is_complex())

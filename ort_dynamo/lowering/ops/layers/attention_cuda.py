@@ -15,14 +15,13 @@ from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.layers.attention import Attention, attention, gradients, results
 from ort_dynamo.lowering.registry import register
 from ort_dynamo.lowering.symbols import same_size
-from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, schema_of
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, named_arguments
 
 _Given = dict[str, Any]
 
 
 def _by_name(overload: OpOverload, args: tuple[Any, ...], kwargs: _Given) -> _Given:
-    names = [argument.name for argument in schema_of(overload).arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = named_arguments(overload, args, kwargs)
     return {name.rstrip("_"): value for name, value in given.items()}  # one has grad_out_, the others grad_out
 
 

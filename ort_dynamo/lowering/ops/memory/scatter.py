@@ -13,7 +13,7 @@ from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.memory.creation import filled
 from ort_dynamo.lowering.ops.memory.views import axis, size_is_zero
-from ort_dynamo.lowering.recipes.branches import either
+from ort_dynamo.lowering.recipes.branches import chooses, either
 from ort_dynamo.lowering.recipes.positions import from_either_end, from_start, size_to_check
 from ort_dynamo.lowering.recipes.promotion import accumulator
 from ort_dynamo.lowering.recipes.scatter_indices import ScatterIndices, of_entries, of_rows, slice_numbers
@@ -165,7 +165,7 @@ def _greatest_or_least(
         return [op.Where(seen, math.nan, *reduced(op))]
 
     op = ctx.op
-    if ctx.target.facts.computes_on_streams:  # the host would wait for the choice
+    if not chooses(ctx):
         return with_nan(op)[0]
     total = op.Add(op.ReduceSum(data, keepdims=0), op.ReduceSum(source, keepdims=0))  # NaN if any entry is
     (result,) = either(ctx, op.IsNaN(total), with_nan, reduced)

@@ -71,7 +71,7 @@ def _variance(
     op, dtype = ctx.op, float_dtype(ctx.dtype(self))
     x = ctx.cast(self, dtype)
     axes = axes_of(dim, ctx.rank(self)) if ctx.rank(self) else []
-    # Of no numbers it is NaN, with a correction below 0, too.
+    # The variance of no numbers is NaN, also with a correction below 0.
     size, less = count_of(ctx, self, axes), 1 if correction is None or is_empty(ctx.sizes(self)) else correction
     count = ctx.scalar(size, dtype)
     if not axes:

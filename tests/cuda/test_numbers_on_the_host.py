@@ -143,3 +143,26 @@ def test_a_form_of_a_size_that_varies_has_no_loop(name: str) -> None:
         result = torch.compile(functions[name], backend="ort_train", fullgraph=True, dynamic=True)(x)
     assert_close(result, functions[name](x), name)
     assert not {"If", "Loop", "Scan"} & found.operators.keys()
+
+
+@pytest.mark.default_placement
+@pytest.mark.parametrize("dims", [(0, 1), (2, 0), (1, 3, 1), (-1, 1)], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "batch varies"])
+def test_several_axes_roll_in_one_lookup(dims: tuple[int, ...], dynamic: bool) -> None:
+    function = lambda x: x.roll((1, -2, 3)[: len(dims)], dims)  # noqa: E731
+    x = torch.randn(3, 4, 5, 2)
+    if varies := dynamic and 0 not in dims:
+        torch._dynamo.mark_dynamic(x, 0)
+    with cuda_forms() as found:
+        result = torch.compile(function, backend="ort_train", fullgraph=True)(x)
+    assert torch.equal(result, function(x))
+    assert found.operators["Gather"] == 1
+    assert not found.operators["Concat"] or varies  # of the sizes
+
+
+@pytest.mark.default_placement
+def test_a_pad_by_nothing_is_no_node() -> None:
+    with cuda_forms() as found:
+        x = torch.randn(2, 3)
+        torch.compile(lambda x: torch.nn.functional.pad(x, (0, 0, 0, 0)) * 2, backend="ort_train")(x)
+    assert not found.operators["Pad"]

@@ -28,6 +28,8 @@ def _pads(ctx: LoweringContext, rank: int, padding: Sequence[Size]) -> ir.Value:
 def constant_pad_nd(ctx: LoweringContext, self: ir.Value, pad: Sequence[Size], value: Number = 0) -> ir.Value:
     """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
     sizes, left, kept = ctx.sizes(self), list(pad), self
+    if all(isinstance(width, int) and width == 0 for width in pad):
+        return self
     for i in range(len(pad) // 2):
         axis = len(sizes) - 1 - i
         before, after = (min(width, 0) if isinstance(width, int) else 0 for width in pad[2 * i : 2 * i + 2])

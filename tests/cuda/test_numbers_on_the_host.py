@@ -161,6 +161,26 @@ def test_several_axes_roll_in_one_lookup(dims: tuple[int, ...], dynamic: bool) -
 
 
 @pytest.mark.default_placement
+@pytest.mark.parametrize("fused", [False, True], ids=["nodes", "fused"])
+@pytest.mark.parametrize(("shape", "dim", "own"), [
+    ((3, 4, 8), 1, (3, 5, 1)), ((3, 4, 6), 2, (1, 4, 5)), ((2, 3, 4, 8), 2, (1, 3, 5, 1)), ((3, 4, 2), 1, (1, 5, 1)),
+], ids=str)  # fmt: skip
+def test_no_index_is_expanded_to_entries(shape: tuple[int, ...], dim: int, own: tuple[int, ...], fused: bool) -> None:
+    def function(x: Tensor, i: Tensor) -> Tensor:
+        return x.gather(dim, i.expand([-1 if size > 1 or at == dim else shape[at] for at, size in enumerate(own)]))
+
+    x, index = torch.randn(shape, requires_grad=True), torch.randint(shape[dim], own)
+    with cuda_forms(fused=fused) as found:
+        result = torch.compile(function, backend="ort_train", fullgraph=True)(x, index)
+        result.sin().sum().backward()
+    gradient, x.grad = x.grad, None
+    function(x, index).sin().sum().backward()
+    assert torch.equal(result, function(x, index))
+    torch.testing.assert_close(gradient, x.grad)
+    assert not {"GatherElements", "ScatterElements"} & found.operators.keys()
+
+
+@pytest.mark.default_placement
 def test_a_pad_by_nothing_is_no_node() -> None:
     with cuda_forms() as found:
         x = torch.randn(2, 3)

@@ -15,10 +15,10 @@ from ort_dynamo.lowering.recipes.positions import from_start, positions_along, s
 from ort_dynamo.lowering.recipes.sums.add_rows import row_places
 from ort_dynamo.lowering.symbols import same_size
 
-__all__ = ["ScatterIndices", "of_entries", "of_rows", "slice_numbers"]
+__all__ = ["ScatterIndices", "flat_places", "of_entries", "of_rows", "slice_numbers", "undo_expand"]
 
-_FAR = 1 << 40
-"""Beyond any size, and small enough to be multiplied by one."""
+_FAR = (1 << 40) + (1 << 31) - 1
+"""Beyond any size, and small enough to be multiplied by one; so are its lower 32 bits, which CUDA's kernels read."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,16 @@ def of_entries(
     index, shape = ctx.cast(index, torch.int64), ctx.shape(sizes)
     if axis == len(sizes) - 1 or not ctx.target.has_defect("slow_scatter_along_leading_axes"):
         return ScatterIndices(from_start(ctx, index, size_to_check(ctx, sizes[axis])), axis, shape)
+    return ScatterIndices(ctx.op.Reshape(flat_places(ctx, sizes, axis, index, counts), [-1]), None, shape)
+
+
+def flat_places(
+    ctx: LoweringContext, sizes: Sequence[Size], axis: int, index: ir.Value, counts: Sequence[Size]
+) -> ir.Value:
+    """Return the same entries as places of the flat tensor: int64 of shape `counts`.
+
+    An index out of bounds is out of bounds of the flat tensor.
+    """
     op = ctx.op
     place = op.Mul(index, ctx.scalar(math.prod(sizes[axis + 1 :]), torch.int64))
     for other, count in enumerate(counts):
@@ -73,20 +83,67 @@ def of_entries(
     inside = op.Less(index, ctx.scalar(sizes[axis], torch.int64))
     if not ctx.target.stands_alone:
         inside = op.And(inside, op.GreaterOrEqual(index, 0))
-    return ScatterIndices(op.Reshape(op.Where(inside, place, _FAR), [-1]), None, shape)
+    return op.Where(inside, place, _FAR)
 
 
 def slice_numbers(ctx: LoweringContext, sizes: Sequence[Size], axis: int, index: ir.Value) -> ir.Value | None:
     """Give the 1-D index along `axis` that `index` was expanded from, where it names whole slices of shape `sizes`."""
+    lead, trail, numbers = undo_expand(ctx, sizes, axis, index)
+    return numbers if lead + trail == len(sizes) - 1 > 0 else None
+
+
+def undo_expand(ctx: LoweringContext, sizes: Sequence[Size], axis: int, index: ir.Value) -> tuple[int, int, ir.Value]:
+    """Find the index that `index` was expanded from along the first and the last dimensions of a tensor.
+
+    Args:
+        ctx: the node's.
+        sizes: the sizes of the tensor that is indexed.
+        axis: the indexed dimension.
+        index: of the tensor's rank.
+
+    Returns:
+        How many of the first and how many of the last dimensions all entries of an index share, none of which is
+        `axis`; and the index, int32 or int64, over the dimensions between these.
+    """
+    if ctx.rank(index) != len(sizes):  # one of both is 0-d
+        return 0, 0, index
+    counts, shared = ctx.sizes(index), _shared(ctx, index)
+    whole = [same_size(counts[place], size) and place in shared for place, size in enumerate(sizes)]
+    lead = next((place for place in range(axis) if not whole[place]), axis)
+    end = next((place + 1 for place in reversed(range(axis, len(sizes))) if place == axis or not whole[place]), 1)
+    cut = [*range(lead), *range(end, len(sizes))]
+    source, ones = _expanded(index, len(sizes))
+    if not cut:
+        return 0, 0, index
+    if source is None or not ones.issuperset(cut):
+        narrow = ctx.op.Slice(index, ctx.ints([0] * len(cut)), ctx.ints([1] * len(cut)), ctx.ints(cut))
+        return lead, len(sizes) - end, ctx.reshape(narrow, counts[lead:end])
+    missing = len(sizes) - len(source.shape or ())
+    narrow = source
+    if gone := [place - missing for place in cut if place >= missing]:
+        narrow = ctx.op.Squeeze(source, gone)
+    if not ones.issubset(cut):
+        narrow = ctx.op.Expand(narrow, ctx.shape(counts[lead:end]))
+    return lead, len(sizes) - end, narrow
+
+
+def _shared(ctx: LoweringContext, index: ir.Value) -> set[int]:
+    """Return the dimensions along which an index repeats one entry.
+
+    A node that is lowered alone has no producer of its index: where sizes vary, strides alone tell.
+    """
     fake = ctx.fake(index)
-    others = [other for other in range(len(sizes)) if other != axis]
-    if fake.dim() < 2 or not all(same_size(fake.shape[o], sizes[o]) and same_size(fake.stride(o), 0) for o in others):
-        return None
+    shared = {place for place in range(fake.dim()) if same_size(fake.stride(place), 0)}
+    if all(isinstance(size, int) for size in fake.shape):
+        shared |= _expanded(index, fake.dim())[1]
+    return shared
+
+
+def _expanded(index: ir.Value, rank: int) -> tuple[ir.Value | None, set[int]]:
+    """Return the value of which Expand made an index, and the dimensions of size 1 or none there; else None."""
     producer = index.producer()
     source = producer.inputs[0] if producer is not None and producer.op_type == "Expand" else None
-    if source is not None and source.shape is not None and len(source.shape) >= len(sizes) - axis:
-        wide = [place for place, size in enumerate(source.shape, start=len(sizes) - len(source.shape)) if size != 1]
-        if wide == [axis]:
-            return ctx.op.Reshape(source, [-1])
-    one = ctx.op.Slice(index, ctx.ints([0] * len(others)), ctx.ints([1] * len(others)), ctx.ints(others))
-    return ctx.op.Reshape(one, [-1])
+    if source is None or source.shape is None:
+        return None, set()
+    missing = rank - len(source.shape)
+    return source, {place for place in range(rank) if place < missing or source.shape[place - missing] == 1}

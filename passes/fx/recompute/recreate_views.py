@@ -12,9 +12,12 @@ from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, is_number, must_recompute
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.ordering import Condition, ordering
+from ort_dynamo.torch_internals.kernels.operators import aten
 from ort_dynamo.torch_internals.kernels.view_operators import REARRANGEMENTS
 
 __all__ = ["RecreateViews"]
+
+_REMADE = REARRANGEMENTS | {aten.expand.default}
 
 
 @ordering(needs=[Condition.VIEWS_MERGED])
@@ -26,8 +29,9 @@ class RecreateViews(PassBase):
     torch takes a microsecond or two for each saved view, and in a session a view costs less or nothing. For example, a
     matmul has an attribute for a transposed weight.
 
-    The pass handles REARRANGEMENTS, if the backward already reads all scalars that the view needs. It leaves out
-    slices: a session would copy them, and a contiguous one is saved without a copy. Recomputed nodes, their inputs and
+    The pass handles REARRANGEMENTS and `expand`, if the backward already reads all scalars that the view needs. A
+    session is fed no expanded tensor without a copy. The pass leaves out slices: a session would copy them, and a
+    contiguous one is saved without a copy. Recomputed nodes, their inputs and
     their readers are left to the partitioner. A view of an input that is written to has the content before the write.
     """
 
@@ -59,7 +63,7 @@ class _Recreator:
     def _is_remade(self, value: Node) -> bool:
         """Check whether the backward makes its own view in place of the saved view `value`."""
         return (
-            value.target in REARRANGEMENTS
+            value.target in _REMADE
             and self._joint.is_forward(value)
             and not any(map(must_recompute, (value, *value.all_input_nodes, *value.users)))
             and all(number in self._numbers for number in value.all_input_nodes[1:])

@@ -94,13 +94,20 @@ def sorts_long_rows(node: Node) -> bool:
     return row > _LONG_ROW
 
 
+def _reads_expanded(node: Node) -> bool:
+    """Check whether a node reads an index of which each entry stands for several."""
+    index = named_arguments(node.target, node.args, node.kwargs)["index"].meta["val"]  # type: ignore[arg-type]
+    return any(stride == 0 != size - 1 for size, stride in zip(index.shape, index.stride(), strict=True))
+
+
 _SCATTERS = frozenset({"aten.index_add", "aten.index_reduce", "aten.scatter_add", "aten.scatter_reduce"})
 
 
 def adds_rows(node: Node, *, deterministic: bool) -> bool:
     """Check whether a node adds floats to the places of indices, as the gradients of lookups do.
 
-    torch's kernels for the other such operators are deterministic, or raise, only if torch is asked to be.
+    torch's kernels for the other such operators are deterministic, or raise, only if torch is asked to be. They read
+    an expanded index where it is; a session is fed an int64 for each entry.
     """
     if node.target is aten.embedding_dense_backward.default:
         return True
@@ -109,5 +116,5 @@ def adds_rows(node: Node, *, deterministic: bool) -> bool:
     if node.target in (aten.index_put.default, aten._unsafe_index_put.default):
         adds = bool(named_arguments(node.target, node.args, node.kwargs)["accumulate"])
     else:
-        adds = deterministic and _operator(node) in _SCATTERS
+        adds = _operator(node) in _SCATTERS and (deterministic or _reads_expanded(node))
     return adds and (node.meta["val"].is_floating_point() or node.meta["val"].is_complex())

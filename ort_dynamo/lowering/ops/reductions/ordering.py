@@ -167,22 +167,24 @@ def roll(ctx: LoweringContext, self: ir.Value, shifts: Sequence[Size], dims: Seq
         flat = ctx.op.Reshape(self, [-1])
         return ctx.reshape(_roll(ctx, flat, 0, shifts[0], ctx.fake(self).numel()), sizes)
     axes = [axis(dim, len(sizes)) for dim in dims]
-    span = sizes[min(axes) : max(axes) + 1]
-    fixed = all(isinstance(size, int) for size in (*span, *shifts))
-    if fixed and len(set(axes)) > 1 and math.prod(span) <= _FEW and not ctx.target.facts.walks_entries:
-        return _roll_at_once(ctx, self, shifts, axes)
+    if len(set(axes)) > 1 and not ctx.target.facts.walks_entries:
+        steps = [shift for shift in shifts if isinstance(shift, int)]
+        span = [size for size in sizes[min(axes) : max(axes) + 1] if isinstance(size, int)]
+        if len(steps) == len(shifts) and len(span) == max(axes) - min(axes) + 1 and math.prod(span) <= _FEW:
+            return _roll_at_once(ctx, self, steps, axes, span)
     value = self
     for shift, a in zip(shifts, axes, strict=True):
         value = _roll(ctx, value, a, shift, sizes[a])
     return value
 
 
-def _roll_at_once(ctx: LoweringContext, value: ir.Value, shifts: Sequence[int], axes: Sequence[int]) -> ir.Value:
-    """Roll several axes by one lookup along all of them as one axis."""
-    sizes, first, last = ctx.sizes(value), min(axes), max(axes)
-    span = sizes[first : last + 1]
-    positions = np.roll(np.arange(math.prod(span)).reshape(span), shifts, [a - first for a in axes])
-    rows = ctx.reshape(value, [*sizes[:first], math.prod(span), *sizes[last + 1 :]])
+def _roll_at_once(
+    ctx: LoweringContext, value: ir.Value, shifts: Sequence[int], axes: Sequence[int], span: Sequence[int]
+) -> ir.Value:
+    """Roll several axes by one lookup, along all from the first to the last, of the sizes `span`, as one axis."""
+    sizes, first, count = ctx.sizes(value), min(axes), math.prod(span)
+    positions = np.roll(np.arange(count).reshape(span), shifts, [a - first for a in axes])
+    rows = ctx.reshape(value, [*sizes[:first], count, *sizes[first + len(span) :]])
     return ctx.reshape(ctx.op.Gather(rows, ctx.ints(positions.flatten().tolist()), axis=first), sizes)
 
 

@@ -224,6 +224,51 @@ def test_an_index_expanded_to_whole_rows_equals_eager(shape, dynamic):
     assert_like_eager(expanded, x.detach(), i, s.detach(), dynamic=dynamic, gradients=False)
 
 
+EXPANDED = [
+    ((3, 4, 8), 1, (3, 5, 1), (3, 5, 8)),  # rows of a batch
+    ((3, 4, 8), 1, (1, 5, 1), (3, 5, 8)),
+    ((2, 3, 4, 2, 8), 1, (2, 5, 4, 1, 1), (2, 5, 4, 2, 8)),
+    ((3, 4, 8), 0, (5, 4, 1), (5, 4, 8)),
+    ((3, 4, 8), 2, (1, 4, 5), (3, 4, 5)),  # entries that all of a batch share
+    ((2, 3, 4, 8), 2, (1, 3, 5, 1), (2, 3, 5, 8)),
+    ((3, 4, 8), 1, (3, 5, 1), (3, 5, 7)),  # not all of a row
+    ((3, 4, 8), 1, (2, 5, 1), (2, 5, 8)),
+    ((1, 4, 8), 1, (1, 1, 1), (1, 6, 8)),
+]
+
+
+@pytest.mark.default_placement
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("how", ["expand", "repeat"])
+@pytest.mark.parametrize(("shape", "dim", "own", "counts"), EXPANDED, ids=str)
+def test_a_gather_at_an_expanded_index_equals_eager(shape, dim, own, counts, how, dynamic):
+    def function(x, i):
+        times = [count if size == 1 else 1 for size, count in zip(own, counts, strict=True)]
+        return x.gather(dim, i.expand(counts) if how == "expand" else i.repeat(times))
+
+    x, index = r(*shape), torch.randint(shape[dim], own)
+    torch.testing.assert_close(
+        compiled := torch.compile(function, backend="ort_train", dynamic=dynamic)(x, index),
+        function(x, index),
+        rtol=0,
+        atol=0,
+    )
+    compiled.sum().backward()
+    # torch's own gradient is wrong on a CPU where an index is expanded to a part of a row.
+    expected = torch.zeros(shape).scatter_add(dim, index.expand(counts).contiguous(), torch.ones(counts))
+    torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("number", [-1, 4, 5, -(2**62), 2**63 - 1])
+@pytest.mark.parametrize(("shape", "dim", "own", "counts"), [EXPANDED[0], EXPANDED[2]], ids=["rows", "planes"])
+def test_an_expanded_index_out_of_bounds_is_an_error(shape, dim, own, counts, number):
+    index = torch.zeros(own, dtype=torch.long)
+    index.view(-1)[2] = number
+    gather = torch.compile(lambda x, i: x.gather(dim, i.expand(counts)), backend="ort_train")
+    with pytest.raises(IndexOutOfBoundsError):
+        gather(torch.zeros(shape), index)
+
+
 def test_an_index_expanded_outside_the_graph_equals_eager():
     rows = torch.randint(4, (7, 1)).expand(7, 5)
     assert_like_eager(lambda x, i, s: (x.scatter_add(0, i, s), s.gather(0, i % 2)), r(4, 5), rows, r(7, 5))

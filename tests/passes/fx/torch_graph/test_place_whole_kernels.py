@@ -174,6 +174,14 @@ def test_other_sums_at_indices_are_torchs_if_they_have_to_be_deterministic(scatt
     assert not marks(scatter, *shapes, deterministic=True, dtype=torch.int64)
 
 
+def test_a_sum_at_an_expanded_index_is_torchs() -> None:
+    def added(x: Tensor, i: Tensor, *, width: int) -> Tensor:
+        return x.scatter_add(0, i.long()[:, None].expand(5, width), x[:5])
+
+    assert marks(lambda x, i: added(x, i, width=8), (9, 8), (5,)) == {ADDS: 1}
+    assert not marks(lambda x, i: added(x, i, width=1), (9, 1), (5,))
+
+
 @pytest.mark.parametrize("is_power", [False, True])
 def test_arguments_by_name_are_found(is_power: bool) -> None:
     graph = torch.fx.Graph()

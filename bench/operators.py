@@ -231,6 +231,10 @@ _INDEXING: dict[str, Operator] = {
     "scatter": Operator(lambda x, index, source: x.scatter(-1, index, source), _places),
     "scatter_add": Operator(lambda x, index, source: x.scatter_add(-1, index, source), _places),
     "scatter_add rows": Operator(lambda x, index, source: x.scatter_add(0, index, source), _places),
+    "scatter_add of slices": Operator(lambda x, rows, s: x.scatter_add(0, rows[:, None].expand_as(s), s), _row_places),
+    "scatter_reduce of slices": Operator(
+        lambda x, rows, s: x.scatter_reduce(0, rows[:, None].expand_as(s), s, "mean"), _row_places
+    ),
     "scatter_reduce amax": Operator(lambda x, index, s: x.scatter_reduce(-1, index, s, "amax"), _places),
     "index_put": Operator(lambda x, rows, source: x.index_put((rows,), source), _row_places),
     "index_put add": Operator(lambda x, rows, s: x.index_put((rows,), s, accumulate=True), _row_places),

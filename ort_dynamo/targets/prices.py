@@ -218,6 +218,7 @@ _SLOWER: Mapping[OpOverload, _Row] = present(
         aten.scatter.src: (SlowerOperator(3.4, 2.2), SlowerOperator(3.8, 2.7)),
         aten.scatter.value: (SlowerOperator(3.4, 2.2), SlowerOperator(3.8, 2.7)),
         aten.scatter_add.default: (SlowerOperator(3.1, 2.7), SlowerOperator(3.5, 3.0)),
+        aten.scatter_reduce.two: (SlowerOperator(27, 10), SlowerOperator(22, 11)),
         aten.index_put.default: (SlowerOperator(2.4, 2.5), SlowerOperator(2.8, 2.1)),
         aten.embedding_dense_backward.default: (SlowerOperator(2.3, 3.0), SlowerOperator(2.1, 2.5)),
     }

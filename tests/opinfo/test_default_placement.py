@@ -87,6 +87,7 @@ WRITTEN_OUT: dict[Any, Callable[[Tensor], Any]] = {
     aten.cummin.default: lambda x: x.cummin(-1),
     aten.cumsum.default: lambda x: x.cumsum(-1),
     aten.index_add.default: lambda x: x.index_add(0, INDEX, x.flip(1)),
+    aten.scatter_reduce.two: lambda x: x.scatter_reduce(0, INDEX[:1].expand(x.shape), x.flip(1), "mean"),
     aten.scatter.value: lambda x: x.scatter(-1, INDEX.expand(3, 2, 1, 4), 0.5),
     aten.linalg_vector_norm.default: lambda x: torch.linalg.vector_norm(x, dim=-1),
 }

@@ -98,6 +98,16 @@ def _adds_rows(node: Node) -> bool:
     return bool(node.args[1] == 0) and node.meta["val"].dim() > 1
 
 
+def _scatters_slices(node: Node) -> bool:
+    """Check for an index that was expanded from one number for each slice, as graph networks have for each edge."""
+    index = _given(node, 2)
+    return index.dim() > 1 and not _along_last(node) and bool(index.stride(-1) == 0 and index.shape[-1] != 1)
+
+
+def _adds_along_last_or_slices(node: Node) -> bool:
+    return _along_last(node) or _scatters_slices(node)
+
+
 def _accumulates(node: Node) -> bool:
     return len(node.args) > 3 and node.args[3] is True
 
@@ -161,7 +171,8 @@ FORMS: Mapping[OpOverload, Form] = present(
         aten.index_add.default: Form(_argument(3), _adds_rows),
         aten.scatter.src: Form(_argument(2), _along_last),
         aten.scatter.value: Form(_argument(2), _along_last),
-        aten.scatter_add.default: Form(_argument(2), _along_last),
+        aten.scatter_add.default: Form(_argument(2), _adds_along_last_or_slices),
+        aten.scatter_reduce.two: Form(_argument(2), _scatters_slices),
         aten.index_put.default: Form(_argument(2), _accumulates),
         aten.embedding_dense_backward.default: Form(_argument(0)),
     }

@@ -146,6 +146,16 @@ ROWS = torch.zeros(512, dtype=torch.int64)
         (lambda x: x % 0.7, lambda x: x.double() % 0.7, ()),
         (lambda x: x.lgamma(), lambda x: x.bfloat16().lgamma(), ()),
         (lambda x, i: x.scatter_add(1, i, x), lambda x, i: x.scatter_add(0, i, x), (INDEX,)),
+        (
+            lambda x, i: x.scatter_add(0, i[:, None].expand_as(x), x),
+            lambda x, i: x.scatter_add(0, i[:, None], x),
+            (ROWS,),
+        ),
+        (
+            lambda x, i: x.scatter_reduce(0, i[:, None].expand_as(x), x, "mean"),
+            lambda x, i: x.scatter_reduce(0, i.expand_as(x).t().contiguous(), x, "mean"),
+            (ROWS,),
+        ),
         (lambda x, i: x.scatter(1, i, x), lambda x, i: x.scatter(1, i, x, reduce="add"), (INDEX,)),
         (lambda x, i: x.index_add(0, i, x), lambda x, i: x.index_add(1, i, x), (ROWS,)),
         (

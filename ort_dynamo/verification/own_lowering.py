@@ -98,7 +98,7 @@ class _Written:
                 if found != one and self._is_new(one, value):
                     self.lines[one] = f"{one} = {found}"
             elif self._is_new(one, value):
-                self.lines[one] = _spelled(one, value)
+                self.lines[one] = _spelled(one, value, defined)
         source = ast.unparse(defined)
         self.lines[name] = f"{name} = {source}" if isinstance(defined, ast.Lambda) else f"\n\n{source}\n\n"
 
@@ -118,15 +118,22 @@ def _read_by_defaults(defined: ast.FunctionDef | ast.Lambda) -> list[str]:
     return [node.id for one in defaults for node in ast.walk(one) if isinstance(node, ast.Name)]
 
 
-def _spelled(name: str, value: Any) -> str:
-    """Return the line that gives a name to a module or a constant."""
+def _spelled(name: str, value: Any, reader: ast.FunctionDef | ast.Lambda) -> str:
+    """Return the lines that give a name to a module or a constant, as the function that reads it needs them."""
     if isinstance(value, ModuleType):
         root = _root(value)
         path = f"sys.path.append({str(root)!r})\n" if root is not None and not _is_installed(root) else ""
-        return f"{path}import {value.__name__} as {name}"
+        inside = "".join(f"import {one}\n" for one in _read_submodules(value, reader))
+        return f"{path}{inside}import {value.__name__} as {name}"
     if isinstance(value, (bool, int, float, str, torch.dtype)) or value is None:
         return f"{name} = {spelled_constant(value)}"
     raise UnwritableError(f"the lowering reads {name}, a {type(value).__name__}")
+
+
+def _read_submodules(package: ModuleType, reader: ast.FunctionDef | ast.Lambda) -> list[str]:
+    """List the modules of a package that a function may read as its attributes; to import the package is not enough."""
+    read = dict.fromkeys(node.attr for node in ast.walk(reader) if isinstance(node, ast.Attribute))
+    return [name for one in read if (name := f"{package.__name__}.{one}") in sys.modules]
 
 
 def spelled_constant(value: Any) -> str:
@@ -164,12 +171,21 @@ def _imported(function: Any) -> str | None:
 
 def _root(module: ModuleType) -> Path | None:
     """Return the folder by which a module is imported; None where its name does not fit its file."""
-    file = Path(str(getattr(module, "__file__", None) or ""))
     parts = module.__name__.split(".")
-    for spelled in (file.with_suffix(""), file.parent):  # a module, or a package
+    for spelled in _places(module):
         if list(spelled.parts[-len(parts) :]) == parts:
             return Path(*spelled.parts[: -len(parts)])
     return None
+
+
+def _places(module: ModuleType) -> list[Path]:
+    """List the paths that may end with a module's name: a file's or its folder's, or those of a package without a file.
+
+    A built-in module, such as itertools, has none.
+    """
+    if file := getattr(module, "__file__", None):
+        return [Path(file).with_suffix(""), Path(file).parent]
+    return [Path(folder) for folder in getattr(module, "__path__", ())]
 
 
 def _is_installed(root: Path) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,24 @@ def test_a_lowering_is_written_with_the_functions_that_it_calls(
     program = write_operator(tmp_path, "case", aten.exp.default, (torch.randn(3),), {}, None, "")
     text = Path(program).read_text()
     assert text.index("def doubled(ctx, x):") < text.index("def by_helpers(ctx, x):")
+    assert ran(program) == 1
+
+
+def test_a_lowering_may_read_modules_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_folder").mkdir()
+    (tmp_path / "their_folder" / "factors.py").write_text("TWO = 2.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import their_folder.factors  # type: ignore[import-not-found]
+
+    def twice(ctx: Any, x: ir.Value) -> ir.Value:
+        (factor,) = itertools.repeat(their_folder.factors.TWO, 1)
+        return ctx.op.Mul(ctx.op.Exp(x), factor)
+
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(twice)
+    program = write_operator(tmp_path, "case", aten.exp.default, (torch.randn(3),), {}, None, "")
+    monkeypatch.setattr("sys.path", [one for one in sys.path if one != str(tmp_path)])
+    for name in ("their_folder", "their_folder.factors"):
+        monkeypatch.delitem(sys.modules, name)
     assert ran(program) == 1
 
 

@@ -44,17 +44,22 @@ def watched_rewrites() -> Iterator[list[Rewrite]]:
         _rewrites.reset(token)
 
 
-def noting_rewrites(graph: Any) -> Callable[[str], None]:
-    """Return a function to call with the name of each pass that has changed `graph`, which may be an ONNX model."""
+def noting_rewrites(graph: Any) -> Callable[[str, bool], None]:
+    """Return a function to call after each pass on `graph`, which may be an ONNX model.
+
+    It takes the name of the pass, and whether the pass says that it has changed the graph: a wrong one may say no.
+    """
     rewrites = _rewrites.get()
     if rewrites is None or not isinstance(graph, GraphModule):
-        return lambda name: None
-    last = _copied(graph)
+        return lambda name, modified: None
+    last, text = _copied(graph), str(graph.graph)
 
-    def note(name: str) -> None:
-        nonlocal last
-        before, last = last, _copied(graph)
-        rewrites.append(Rewrite(name, before, last))
+    def note(name: str, modified: bool) -> None:
+        nonlocal last, text
+        before, known, text = last, text, str(graph.graph)
+        if modified or text != known:
+            last = _copied(graph)
+            rewrites.append(Rewrite(name, before, last))
 
     return note
 

@@ -72,7 +72,7 @@ def run_passes(
             if result.modified:
                 ends.check()
                 values.update()
-                note(name)
+            note(name, result.modified)
         except OrtDynamoError:
             raise  # it tells the user the remedy
         except Exception as error:

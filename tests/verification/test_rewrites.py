@@ -71,6 +71,28 @@ def test_a_wrong_pass_is_named(planted: Replace, node: str, tmp_path: Path) -> N
 
 
 @dataclass(frozen=True)
+class SaysNothing(Replace):
+    """Replaces calls, and says that it does not."""
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Rewrite in place."""
+        return PassResult(super().call(graph_module).graph_module, False)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [(SaysNothing("tanh", "sin"), True), (SaysNothing("tanh", "sin"), False)],
+    ids=["first", "last"],
+    indirect=True,
+)
+def test_a_pass_that_says_that_it_changes_nothing_is_named(planted: SaysNothing, tmp_path: Path) -> None:
+    fault = ort_dynamo.verify(TwelveLayers(), *batch(), folder=tmp_path).fault
+    assert fault is not None
+    assert (fault.culprit, fault.node) == ("pass", "tanh")
+    assert fault.cause == f"the pass {planted!r}, which rewrites the FX graph"
+
+
+@dataclass(frozen=True)
 class SpoilGradient(PassBase):
     """Doubles the gradient that goes into each tanh."""
 

@@ -152,7 +152,7 @@ class UnknownSettingError(InvalidOptionError):
 
 
 class UnwritableFolderError(InvalidOptionError, OSError):
-    """The folder of save_onnx cannot be made, or a file in it not be written."""
+    """The folder of save_onnx or cache cannot be made, or a file of save_onnx not be written."""
 
     message = "ort_train option {name!r} cannot be {value!r}: {error}. Give a folder that can be written."
 

@@ -1,8 +1,9 @@
 """On-disk cache of compiled islands.
 
 The key is the graph key with all that the bytes depend on beside it: the code of this package, Python, the build of
-ONNX Runtime, and the instruction set that its optimizers look at. Nothing here can fail a compile: an unreadable entry
-is a miss, an entry that cannot be written is not stored, and each reason is logged once.
+ONNX Runtime, and the instruction set that its optimizers look at. Nothing here can fail a compile, except a folder that
+an option names and nobody can make: an unreadable entry is a miss, an entry that cannot be written is not stored, and
+each reason is logged once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TypeVar
 from ort_dynamo.cache.entry import Entry, EntryError, pack, read_entry
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
 from ort_dynamo.cache.source_code import source_digest
-from ort_dynamo.errors import SessionError
+from ort_dynamo.errors import SessionError, UnwritableFolderError
 from ort_dynamo.graph.build import BuildSpec, BuiltGraph
 from ort_dynamo.graph.graph_key import GraphKey
 from ort_dynamo.options.cache_location import CacheLocation, NoHomeError, cache_location, traces_are_cached
@@ -36,6 +37,7 @@ __all__ = [
     "disk_cache",
     "disk_key",
     "keeps_traces",
+    "make_named_folder",
     "say_once",
     "say_unusable",
     "stored_place",
@@ -96,6 +98,22 @@ def stored_place(options: CacheOptions) -> CacheLocation | None:
     except NoHomeError as error:
         say_once(f"Compiled graphs are not stored. {error}")
         return None
+
+
+def make_named_folder(options: CacheOptions) -> None:
+    """Make the folder that the option `cache` names, if it is missing: that it cannot be made is the program's mistake.
+
+    Raises:
+        UnwritableFolderError: the folder cannot be made.
+    """
+    if options.cache_dir is None:
+        return
+    try:
+        place = cache_location(options.disk_cache, options.cache_dir)
+        if place is not None:
+            place.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (NoHomeError, OSError) as error:
+        raise UnwritableFolderError(name="cache", value=options.cache_dir, error=error) from error
 
 
 def keeps_traces(options: CacheOptions) -> bool | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.cache.disk import DiskCache, disk_cache
+from ort_dynamo.cache.disk import DiskCache, disk_cache, make_named_folder
 from ort_dynamo.cache.open_island import OpenedIsland, open_island
 from ort_dynamo.capture.trace import trace
 from ort_dynamo.compilation.choose_target import graph_target
@@ -68,6 +68,7 @@ class Compilation:
         self.listeners: Listener = listeners
         self.label: Sequence[Any] = label
         self.role: str = role
+        make_named_folder(options.cache)
         self.cache: DiskCache | None = disk_cache(options.cache)
 
     @cached_property

@@ -59,7 +59,7 @@ def checked_level(value: object, name: str = "propagate_cast_ops_level") -> int:
     Raises:
         InvalidOptionError: the value is no level.
     """
-    if isinstance(value, bool) or value not in (-1, 0, 1, 2) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int) or value not in (-1, 0, 1, 2):
         raise InvalidOptionError(name=name, value=value, expected="-1, 0, 1 or 2")
     return value
 

@@ -16,7 +16,7 @@ MOST_THREADS = 4096
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise InvalidOptionError unless a value is one of those allowed."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise InvalidOptionError(name=name, value=value, expected="one of " + ", ".join(map(repr, allowed)))
 
 
@@ -51,6 +51,15 @@ def checked_path(name: str, value: Any) -> str | None:
     if value is None:
         return None
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
-    if not path or not isinstance(path, str) or "\0" in path:
+    if not path or not isinstance(path, str) or "\0" in path or not _is_encodable(path):
         raise InvalidOptionError(name=name, value=value, expected="None or the path of a folder")
     return path
+
+
+def _is_encodable(path: str) -> bool:
+    """Check whether the file system can have a name: not with half of a surrogate pair."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True

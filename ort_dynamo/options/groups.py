@@ -203,12 +203,13 @@ class SessionOptions:
         # Those that are options of ours are decided once, in the place that other code reads.
         level = attributes.pop("graph_optimization_level", None)
         if level is not None:
-            if level not in _LEVELS:
+            if isinstance(level, bool) or level not in _LEVELS:
                 expected = "one of " + ", ".join(map(str, _LEVELS))
                 name = "session_options['graph_optimization_level']"
                 raise InvalidOptionError(name=name, value=level, expected=expected)
             object.__setattr__(self, "graph_optimization", _LEVELS[int(level)])
-        if count := attributes.pop("intra_op_num_threads", None):
+        count = attributes.pop("intra_op_num_threads", 0)
+        if count != 0 or isinstance(count, bool):  # 0 is the value of a new SessionOptions
             is_thread_count("session_options['intra_op_num_threads']", count)
             object.__setattr__(self, "intra_op_num_threads", count)
         object.__setattr__(self, "session_options", tuple(sorted(attributes.items())))
@@ -363,7 +364,7 @@ def parse_options(mode: str | None, options: Mapping[str, Any] | None) -> Option
         InvalidOptionError: a value that the option cannot take.
     """
     if mode is not None and mode not in MODES:
-        raise UnknownModeError(name=mode, nearest=nearest(mode, MODES), known=", ".join(MODES))
+        raise UnknownModeError(name=mode, nearest=nearest(str(mode), MODES), known=", ".join(MODES))
     if options is not None and not isinstance(options, Mapping):
         raise InvalidOptionError(name="options", value=options, expected="a dict")
     given = read_options(options or {})

@@ -41,7 +41,7 @@ POLICIES: Mapping[str, Fields] = {
 _LONGEST = 200
 """Maximum number of letters of a text in a message."""
 
-_COUNTED = re.compile(r"layers:(\d+)")
+_COUNTED = re.compile(r"layers:([1-9]\d{0,17})")
 
 
 def _same(name: str) -> Callable[[Any], Fields]:
@@ -64,8 +64,11 @@ def _recompute_plan(value: Any) -> Fields:
         texts = [part for text in value for part in (text.split(",") if isinstance(text, str) else [text])]
     else:
         return {"recompute_plan": value}
+    if texts and all(isinstance(text, str) and not text.strip() for text in texts):
+        raise InvalidOptionError(name="recompute_plan", value=value, expected="None, or plans as text")
     fields: Fields = {}
     plans: list[Any] = []
+    layers: set[str] = set()
     for text in texts:
         name = text.strip() if isinstance(text, str) else ""
         if name in POLICIES:
@@ -79,6 +82,9 @@ def _recompute_plan(value: Any) -> Fields:
             raise InvalidOptionError(name="recompute_plan", value=shown, expected=expected)
         else:
             plans.append(text)
+        layers |= {name} if name.startswith("layers") else set()
+    if len(layers) > 1:
+        raise InvalidOptionError(name="recompute_plan", value=value, expected="layers once, with one number")
     return {**fields, "recompute_plan": plans} if plans or not fields else fields
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,9 +44,7 @@ def _plain(name: str, value: Any) -> str | int | bool:
     if isinstance(value, (str, int)):
         return value
     try:
-        if isinstance(value, float):
-            raise TypeError("it would be cut")
-        return int(value)
-    except (TypeError, ValueError) as error:
+        return operator.index(value)  # which cuts no fraction off, as int() does
+    except TypeError as error:
         expected = "a text, a number, a bool or an enumeration of ONNX Runtime"
         raise InvalidOptionError(name=f"session_options[{name!r}]", value=value, expected=expected) from error

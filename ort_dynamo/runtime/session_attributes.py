@@ -56,9 +56,16 @@ def set_attributes(settings: Any, given: Sequence[tuple[str, str | int | bool]])
         elif allowed is not None:
             expected = f"an int from {allowed[0]} to {allowed[-1]}"
         try:
-            if (kind is bool and value not in (True, False)) or (allowed is not None and int(value) not in allowed):
+            if not _is_of(kind, value) or (allowed is not None and int(value) not in allowed):
                 raise ValueError("it is not one of its type")
             setattr(settings, attribute, kind(value))
         except (TypeError, ValueError) as error:
             name = f"session_options[{attribute!r}]"
             raise InvalidOptionError(name=name, value=value, expected=expected) from error
+
+
+def _is_of(kind: type, value: str | int | bool) -> bool:
+    """Check a value whose conversion would give another: any text is true, and True is the number 1."""
+    if kind is bool:
+        return value in (True, False)
+    return isinstance(value, str) if kind is str else not isinstance(value, bool)

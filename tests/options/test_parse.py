@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 import torch
@@ -135,6 +136,19 @@ def test_a_path_object_is_a_path(tmp_path: Path) -> None:
         ({"cast_strategy": {"allow": "Add"}}, InvalidOptionError, "a list of ONNX operator types"),
         ({"cast_strategy": {"layer_norms": 1}}, InvalidOptionError, "expected True or False"),
         ({"cast_strategy": {"lvel": 1}}, UnknownOptionError, r"strategy\.lvel.*did you mean 'level'"),
+        ({"recompute_plan": ""}, InvalidOptionError, "'recompute_plan' cannot be '': expected None, or plans as text"),
+        ({"recompute_plan": ","}, InvalidOptionError, "'recompute_plan' cannot be ','"),
+        ({"recompute_plan": [" "]}, InvalidOptionError, r"'recompute_plan' cannot be \[' '\]"),
+        ({"recompute_plan": "layers:0"}, InvalidOptionError, "'recompute_plan' cannot be 'layers:0'"),
+        ({"recompute_plan": "layers,layers:2"}, InvalidOptionError, "'layers,layers:2': expected layers once"),
+        ({"recompute_plan": ["layers:2", "layers:4"]}, InvalidOptionError, "expected layers once, with one number"),
+        ({"placement": torch.ones(2)}, InvalidOptionError, "'placement' cannot be tensor.*one of 'fastest'"),
+        ({"cast_strategy": {"level": torch.ones(2)}}, InvalidOptionError, "-1, 0, 1 or 2"),
+        ({"cache": "\ud800"}, InvalidOptionError, "'cache' cannot be .*the path of a folder"),
+        ({"session_options": {"intra_op_num_threads": ""}}, InvalidOptionError, "an int >= 1"),
+        ({"session_options": {"intra_op_num_threads": False}}, InvalidOptionError, "an int >= 1"),
+        ({"session_options": {"intra_op_num_threads": np.float32(1.5)}}, InvalidOptionError, "cannot be np.float32"),
+        ({"session_options": {"graph_optimization_level": True}}, InvalidOptionError, "expected one of 0, 1"),
     ],
 )
 def test_bad_options_raise_an_error_with_the_reason(options: Any, error: type[Exception], text: str) -> None:
@@ -171,7 +185,6 @@ def test_a_cast_strategy_has_several_spellings(options: dict[str, Any]) -> None:
         ("gelu,Tanh+:1:2", RecomputeOptions(gelu_recompute=True, recompute_plan=(Plan("Tanh+", count=2),))),
         (["gelu", Plan("Tanh+")], RecomputeOptions(gelu_recompute=True, recompute_plan=(Plan("Tanh+"),))),
         (None, RecomputeOptions()),
-        ("", RecomputeOptions()),
         ([], RecomputeOptions()),
     ],
 )
@@ -252,6 +265,8 @@ def test_onnx_runtimes_own_enumeration_is_a_strategy() -> None:
 def test_an_unknown_mode_names_the_nearest() -> None:
     with pytest.raises(UnknownModeError, match="did you mean 'default'"):
         parse_options("defualt", None)
+    with pytest.raises(UnknownModeError, match="no mode 1"):
+        parse_options(1, None)  # type: ignore[arg-type]
 
 
 def test_session_options_spell_themselves_for_the_key() -> None:
@@ -312,12 +327,27 @@ def test_an_unknown_option_of_the_provider_is_named() -> None:
     assert isinstance(raised.value.inner_exception, InvalidOptionError)
 
 
+@pytest.mark.parametrize(("name", "value"), [("optimized_model_filepath", True), ("log_severity_level", True)])
+def test_an_attribute_of_a_session_is_not_converted_to_another_value(name: str, value: Any) -> None:
+    compiled = torch.compile(torch.sin, backend="ort_train", options={"session_options": {name: value}})
+    with pytest.raises(BackendCompilerFailed, match=f"{name}.* cannot be True: expected") as raised:
+        compiled(torch.randn(2))
+    assert isinstance(raised.value.inner_exception, InvalidOptionError)
+
+
+def test_a_folder_below_the_home_of_nobody_is_refused() -> None:
+    compiled = torch.compile(torch.sin, backend="ort_train", options={"cache": "~nobody-has-this-name/cache"})
+    with pytest.raises(BackendCompilerFailed, match="'cache' cannot be '~nobody-has-this-name/cache'"):
+        compiled(torch.randn(2))
+
+
+@pytest.mark.parametrize("option", ["save_onnx", "cache"])
 @pytest.mark.parametrize("below", [".", "folder"])
-def test_a_folder_that_cannot_be_written_is_refused_with_the_option(below: str, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_with_the_option(below: str, option: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / below
-    compiled = torch.compile(torch.sin, backend="ort_train", options={"save_onnx": folder})
-    with pytest.raises(BackendCompilerFailed, match=f"'save_onnx' cannot be '{folder}': ") as raised:
+    compiled = torch.compile(torch.sin, backend="ort_train", options={option: folder})
+    with pytest.raises(BackendCompilerFailed, match=f"'{option}' cannot be '{folder}': ") as raised:
         compiled(torch.randn(2))
     inner = raised.value.inner_exception
     assert isinstance(inner, InvalidOptionError)
@@ -368,7 +398,7 @@ def test_plans_are_text_joined_by_commas_or_a_list_of_texts() -> None:
     assert list(map(str, expected)) == texts
     for given in (",".join(texts), " ,\n ".join(["", *texts, ""]), texts, tuple(texts), list(expected)):
         assert parse_options(None, {"recompute_plan": given}).recompute.recompute_plan == expected
-    for nothing in ("", [], None):
+    for nothing in ([], None):
         assert parse_options(None, {"recompute_plan": nothing}) == Options()
 
 

@@ -50,7 +50,7 @@ class RecomputeLayers(PassBase):
         layers = find_layers(joint)
         if len(layers) < 2:
             warn_program(
-                "transformer_layer_recompute changes nothing: the graph has no two numbered sibling modules of one "
+                "recomputing layers changes nothing: the graph has no two numbered sibling modules of one "
                 "class that keep tensors for the backward, and no repeated piece between single tensors"
             )
             return PassResult(graph_module, False)

@@ -263,7 +263,7 @@ def assert_layers(gm: GraphModule, case: Case) -> None:
 
 def assert_no_layers(gm: GraphModule) -> None:
     assert len(find_layers(JointGraph(gm))) < 2
-    with pytest.warns(UserWarning, match="transformer_layer_recompute changes nothing"):
+    with pytest.warns(UserWarning, match="recomputing layers changes nothing"):
         result = RecomputeLayers()(gm)
     assert result is not None
     assert not result.modified

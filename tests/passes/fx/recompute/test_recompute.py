@@ -262,7 +262,7 @@ def test_a_decoder_has_layers_though_the_encoders_result_lives_through_all_of_th
 
 def test_a_graph_without_layers_says_so(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (torch.tanh(x @ w)).sum(), weight(2, 3), weight(3, 4))
-    with pytest.warns(UserWarning, match="transformer_layer_recompute changes nothing: "):
+    with pytest.warns(UserWarning, match="recomputing layers changes nothing: "):
         result = RecomputeLayers()(gm)
     assert result is not None
     assert not result.modified

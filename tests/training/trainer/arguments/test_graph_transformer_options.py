@@ -102,7 +102,7 @@ def test_recompute_options_save_fewer_bytes_and_keep_the_loss(
         assert record.partition.memory.nbytes > 0.5 * kept[1]
 
 
-@pytest.mark.filterwarnings("ignore:transformer_layer_recompute changes nothing")
+@pytest.mark.filterwarnings("ignore:recomputing layers changes nothing")
 @pytest.mark.parametrize("flag", ["attn_dropout_recompute", "gelu_recompute", "transformer_layer_recompute"])
 def test_a_step_that_recomputes_has_a_backward_of_its_own(flag: str) -> None:
     trainer = make_trainer(graph_transformer={flag: True})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,11 +73,13 @@ def read_program(gm: GraphModule, inputs: Sequence[Any]) -> Program:
     keywords = keywords_name()
     module = _module(locals_under_trace(), *roots)
     found = [(root, _passed_on(steps, module) if root is None else steps) for root, steps in found]
-    names = tuple(unique.fresh(_input_name(root, steps, keywords, len(roots) > 1)) for root, steps in found)
+    spelt = [_input_name(root, steps, keywords, len(roots) > 1) for root, steps in found]
+    known = {} if module is None else _names_of_tensors(module)
+    names = tuple(map(unique.fresh, _known_names(spelt, inputs, known)))
     compile_id = current_compile_id()
     if module is None:
         return Program(function_name() or "graph", names, compile_id)
-    return Program(type(module).__name__, names, compile_id, _aliases(module, names, inputs))
+    return Program(type(module).__name__, names, compile_id, _aliases(known, names, inputs))
 
 
 def _steps(source: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
@@ -119,12 +122,26 @@ def _module(values: Mapping[str, Any], *ways: Sequence[str]) -> nn.Module | None
     return found if isinstance(found, nn.Module) else None
 
 
-def _aliases(module: nn.Module, names: Sequence[str], inputs: Sequence[Any]) -> dict[str, tuple[str, ...]]:
+def _names_of_tensors(module: nn.Module) -> dict[int, list[str]]:
+    """Give all names that a module has for each of its parameters and buffers, by id."""
     every: dict[int, list[str]] = {}
     for holds in (module.named_parameters, module.named_buffers):
         for name, tensor in holds(remove_duplicate=False):
             every.setdefault(id(tensor), []).append(name)
-    others = {name: every.get(id(value), []) for name, value in zip(names, inputs, strict=False)}
+    return every
+
+
+def _known_names(names: Sequence[str], inputs: Sequence[Any], known: Mapping[int, Sequence[str]]) -> Iterator[str]:
+    """Yield the module's own name of an input that Dynamo reaches another way, such as through a wrapper's closure."""
+    for name, value in itertools.zip_longest(names, inputs[: len(names)]):
+        own = known.get(id(value), (name,))
+        yield name if name in own else own[0]
+
+
+def _aliases(
+    known: Mapping[int, Sequence[str]], names: Sequence[str], inputs: Sequence[Any]
+) -> dict[str, tuple[str, ...]]:
+    others = {name: known.get(id(value), []) for name, value in zip(names, inputs, strict=False)}
     return {name: tuple(o for o in found if o != name) for name, found in others.items() if len(found) > 1}
 
 

@@ -6,9 +6,11 @@ import logging
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from small_trainers import (
@@ -25,7 +27,7 @@ from small_trainers import (
 )
 from torch import Tensor, nn
 
-from ort_dynamo import optim
+from ort_dynamo import ORTModule, optim
 from ort_dynamo.errors import TrainingGraphError
 from ort_dynamo.testing import TOLERANCES, assert_close
 
@@ -48,6 +50,24 @@ def test_an_input_that_is_not_read_is_accepted(one_session: bool) -> None:
         trainer.train_step(x, torch.zeros(1), y)
         plain.step(x, y)
     assert_same_weights(trainer, plain.weights)
+
+
+@pytest.mark.parametrize("one_session", [True, False])
+def test_an_ortmodule_trains_as_the_module_in_it(
+    one_session: bool, recwarn: pytest.WarningsRecorder, tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    trainer = make_trainer(model=ORTModule(Mlp()), one_session=one_session)
+    torch.manual_seed(1)
+    plain = PlainLoop(Mlp(), SGD)
+    for x, y in batches(2):
+        trainer.train_step(x, y)
+        plain.step(x, y)
+    assert not [one for one in recwarn if "cannot be one graph" in str(one.message)]
+    assert_same_weights(trainer, plain.weights)
+    trainer.save_as_onnx(tmp_path / "model.onnx")
+    initializers = {one.name for one in onnx.load(tmp_path / "model.onnx").graph.initializer}
+    assert initializers >= set(plain.weights)
 
 
 @pytest.mark.parametrize("one_session", [True, False])

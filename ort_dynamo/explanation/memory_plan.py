@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -79,6 +80,12 @@ class MemoryPlan:
             return "No graph of this model has a backward: no tensor is saved."
         count = len(self.graphs)
         return "\n\n".join(f"Graph {i} of {count}: {graph}" for i, graph in enumerate(self.graphs, start=1))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the text as a notebook shows it."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def memory_plan(

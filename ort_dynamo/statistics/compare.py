@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from collections import defaultdict, deque
@@ -70,6 +71,12 @@ class StatisticsComparison:
         if left := len(self.differences) - len(shown):
             lines.append(f"… and {left} more")
         return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the text as a notebook shows it."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def _row(one: ValueDifference) -> list[str]:

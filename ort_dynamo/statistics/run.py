@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
@@ -84,6 +85,12 @@ class RunStatistics:
         if (first := self.first_nan()) is not None:
             lines.append(f"first NaN or infinity: {first}")
         return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the text as a notebook shows it."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def _row(one: ValueStatistics) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import logging
 import random
 import re
@@ -63,6 +64,8 @@ def test_every_graph_between_breaks_has_its_table() -> None:
     plan = memory_plan(function, torch.randn(4, 4, requires_grad=True))
     assert len(plan.graphs) == 2
     assert "Graph 2 of 2: " in str(plan)
+    assert repr(plan) == str(plan)
+    assert plan._repr_html_() == f"<pre>{html.escape(str(plan))}</pre>"
 
 
 def test_a_model_without_a_backward_has_no_table() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from dataclasses import replace
 from typing import Any
@@ -197,3 +198,9 @@ def test_a_path_is_no_run(name: str) -> None:
     runs: dict[str, Any] = {"first": RunStatistics(), "second": RunStatistics(), name: "float32.json"}
     with pytest.raises(InvalidArgumentError, match=rf"{name}='float32.json': .*load_statistics reads"):
         compare_statistics(**runs)
+
+
+def test_a_run_and_a_comparison_show_as_text_in_a_notebook() -> None:
+    for found in (RunStatistics([VALUE]), compared({"max": 4.5})):
+        assert repr(found) == str(found)
+        assert found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"

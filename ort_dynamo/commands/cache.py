@@ -23,9 +23,10 @@ SUMMARY = "Show, verify, clear or fill the on-disk cache of compiled graphs."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     said = "the cache folder (default: the one that compiles use); before or after the action"
-    parser.add_argument("--dir", metavar="DIR", help=said)
+    parser.add_argument("--dir", metavar="DIR", type=_folder, help=said)
     folder = argparse.ArgumentParser(add_help=False)
-    folder.add_argument("--dir", metavar="DIR", default=argparse.SUPPRESS, help=said)  # keeps one before the action
+    # The default keeps one that stands before the action.
+    folder.add_argument("--dir", metavar="DIR", type=_folder, default=argparse.SUPPRESS, help=said)
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     actions.add_parser("info", parents=[folder], help="print the folder, its size and the number of entries")
     actions.add_parser("list", parents=[folder], help="list the entries, the most recently used first")
@@ -84,6 +85,13 @@ def run(arguments: argparse.Namespace) -> int:
         return _warm(folder, *given_program(arguments))
     except FolderRefusedError as error:
         raise CacheRefusedError(reason=str(error)) from error
+
+
+def _folder(text: str) -> str:
+    """Refuse an empty name, such as that of an unset variable of a shell: it would be the default folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the folder is empty")
+    return text
 
 
 def _days(text: str) -> float:

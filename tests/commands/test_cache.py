@@ -130,6 +130,16 @@ def test_clear_refuses_other_than_days(days: str, filled: Path, capsys: pytest.C
     assert len(list(filled.iterdir())) == 2
 
 
+@pytest.mark.parametrize("arguments", [["--dir", "", "clear"], ["clear", "--dir="]])
+def test_an_empty_name_is_not_the_default_folder(
+    arguments: list[str], filled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["cache", *arguments])
+    assert "--dir: the name of the folder is empty" in capsys.readouterr().err
+    assert len(list(filled.iterdir())) == 2
+
+
 def test_a_folder_of_others_is_not_touched(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     filled.chmod(0o777)
     for action in ("info", "list", "verify", "clear"):

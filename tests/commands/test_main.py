@@ -84,6 +84,8 @@ def test_operators_are_found_by_a_part_of_their_names(capsys: pytest.CaptureFixt
     assert "aten._linalg_svd.default: eager mode (fallback)\n" in out
     assert main(["operators", "--fallback", "_softmax", "linalg_svd"]) == 0
     assert capsys.readouterr().out.startswith("aten._linalg_svd.default: eager mode (fallback)\n")
+    assert main(["operators", "--fallback", "_softmax"]) == 0
+    assert capsys.readouterr().out == "None of these operators runs in eager mode.\n"
     assert main(["operators", "aten.relu.default"]) == 0
     assert "composed:" not in capsys.readouterr().out
     assert main(["operators", "relu"]) == 0

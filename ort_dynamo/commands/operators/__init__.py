@@ -75,7 +75,8 @@ def _print_rows(parts: list[str], fallback: bool) -> int:
     from ort_dynamo.commands.operators.table import names, rows
 
     explained = set()
-    for row in rows(parts, fallback=fallback):
+    found = list(rows(parts, fallback=fallback))
+    for row in found:
         explained |= {row.dtypes, row.gradient} & _LEGEND.keys()
         print(f"{row.overload}: {_WORDS[row.how]}")
         facts = {"dtypes": row.dtypes, "gradient": row.gradient, "note": row.notes}
@@ -89,4 +90,6 @@ def _print_rows(parts: list[str], fallback: bool) -> int:
     words = {word for name in known for word in (name.split(".")[1], name.split(".")[1].strip("_"))}
     for part in unknown:
         print(f"No operator in the table has a name with {part!r}{nearest(part, words)}.", file=sys.stderr)
+    if fallback and not found and not unknown:
+        print("None of these operators runs in eager mode.")
     return int(bool(unknown))

@@ -47,9 +47,9 @@ class LowerOpset(ir.passes.InPlacePass):
         if opset is None or opset == self.version:
             return ir.passes.PassResult(model, modified=False)
         if not OLDEST <= self.version < opset:
-            raise OpsetError(
-                version=self.version, reason=f"only opsets {OLDEST} to {opset} can take the place of its {opset}"
-            )
+            given = f"only opsets {OLDEST} to {opset} can take the place of its {opset}"
+            older = f"its opset {opset} has no older one to take its place: the oldest is {OLDEST}"
+            raise OpsetError(version=self.version, reason=given if opset > OLDEST else older)
         InlinePass()(model)
         model.functions.clear()
         infer_missing_types(model)

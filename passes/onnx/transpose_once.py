@@ -83,7 +83,8 @@ class TransposeOnce(ir.passes.InPlacePass):
             named.append((result, "transposed", [m, n]))
             result = tape.op("Transpose", [result], {"perm": [1, 0]}, version=OPSET)
         for value, suffix, shape in named:
-            value.name, value.type, value.shape = new.name(f"{old.name}_{suffix}"), old.type, ir.Shape(shape)
+            value.name, value.shape = new.name(f"{old.name}_{suffix}"), ir.Shape(shape)
+            value.type = ir.TensorType(ir.DataType.FLOAT)
         replace_node(node, tape, result, self)
 
 

@@ -38,6 +38,8 @@ RESHAPE = "y = Reshape <allowzero = 1> (x, s)"
     ("signature", "node", "opset", "version", "reason"),
     [
         ("float[2] x", "y = Nope (x)", 20, 17, "opset 20 has no such operator"),
+        ("float[2] x", "y = Relu (x)", 11, 12, "its opset 11 has no older one to take its place: the oldest is 12"),
+        ("float[2] x", "y = Relu (x)", 13, 14, "only opsets 12 to 13 can take the place of its 13"),
         ("float[2] x", "y = Cast <to = 7> (x)", 24, 20, "what opset 24 changed about it is not known here"),
         ("float[2, 2, 3, 4] x, int64[4] s", "y = AffineGrid (x, s)", 20, 12, "it stands for others, which have none: "),
         ("seq(float[2]) x", MAP, 18, 16, "it is of opset 17"),

@@ -37,6 +37,13 @@ g (float[8, 5] x, float[8, 4] dy) => (float[5, 4] y) <int64[2] shape_5x8 = {5, 8
     )
 
 
+def test_new_values_have_a_type_also_where_the_product_has_none() -> None:
+    body = "g (float[8, 5] x, float[8, 4] dy) => (y) { y = com.microsoft.FusedMatMul <transA: int = 1> (x, dy) }"
+    model = ir.from_onnx_text(HEADER + body)
+    assert SMALL(model).modified
+    assert all(value.type is not None for node in list(model.graph)[:-1] for value in node.outputs)
+
+
 def test_a_factor_stays_with_the_product() -> None:
     assert_rewrites(
         SMALL,

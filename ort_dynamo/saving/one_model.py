@@ -44,22 +44,34 @@ def join_models(path: str | Path, stage: str, *, backward: bool = True) -> ir.Mo
 
     Raises:
         FileNotFoundError: a model is missing, or was not saved at this stage.
-        InvalidArgumentError: there is no such stage, or `path` is a folder.
+        InvalidArgumentError: there is no such stage, or `path` is a folder or another file.
     """
     path = Path(path)
     if stage not in _STAGES:
         expected = " or ".join([", ".join(map(repr, _STAGES[:-1])), repr(_STAGES[-1])])
         raise InvalidArgumentError(function="join_models", name="stage", value=stage, expected=expected)
-    if path.is_dir():
-        found = ", ".join(one.name for one in sorted(path.glob("*.json"))) or "none"
-        expected = f"the .json file of a compile; this folder has: {found}"
-        raise InvalidArgumentError(function="join_models", name="path", value=str(path), expected=expected)
-    description = json.loads(path.read_text())
+    description = _described(path)
     join = _Join(path.parent, stage)
     for graph in description["graphs"]:
         if backward or graph["role"] != "backward":
             join.add(graph)
     return join.model(str(description["program"]))
+
+
+def _described(path: Path) -> Mapping[str, Any]:
+    """Read the JSON file of a compile; raise InvalidArgumentError for a folder and for any other file."""
+    expected = "the .json file of a compile"
+    if path.is_dir():
+        found = ", ".join(one.name for one in sorted(path.glob("*.json"))) or "none"
+        expected = f"{expected}; this folder has: {found}"
+    else:
+        try:
+            description = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            description = None
+        if isinstance(description, dict) and {"graphs", "program"} <= description.keys():
+            return description
+    raise InvalidArgumentError(function="join_models", name="path", value=str(path), expected=expected)
 
 
 class _Join(JoinedGraph):

@@ -296,3 +296,7 @@ def test_a_wrong_stage_and_a_folder_are_refused_with_the_choices(tmp_path: Path)
         join_models(tmp_path / "Model-1.json", "final")
     with pytest.raises(InvalidArgumentError, match=r"the \.json file of a compile; this folder has: Model-1\.json"):
         join_models(str(tmp_path), "rewritten")
+    (tmp_path / "forward.onnx").write_bytes(b"\x08\xef")
+    for other in ("Model-1.json", "forward.onnx"):
+        with pytest.raises(InvalidArgumentError, match=rf"{other}': expected the \.json file of a compile\."):
+            join_models(tmp_path / other, "rewritten")

@@ -159,12 +159,19 @@ class LoweringContext:
                 kernels check that.
         """
         out = self.out.dtype
-        if isinstance(number, (torch.SymInt, torch.SymFloat)):
-            if out in _NARROW and not _is_within(number, out):
-                raise UnsupportedNodeError(f"torch checks whether {out} holds a symbolic number")
-        elif isinstance(number, (int, float)) and math.isfinite(number) and abs(number) > _largest(out):
-            raise UnsupportedNodeError(f"the number {number} is out of the range of {out}")
+        if isinstance(number, (torch.SymInt, torch.SymFloat)) and out in _NARROW and not _is_within(number, out):
+            raise UnsupportedNodeError(f"torch checks whether {out} holds a symbolic number")
+        self.check_range(number)
         return self.scalar(number, dtype)
+
+    def check_range(self, number: bool | int | float | Symbolic) -> None:
+        """Refuse the node if the result's dtype is one of floats and does not hold the number; torch's kernels check.
+
+        A symbolic number is not checked.
+        """
+        out = self.out.dtype
+        if isinstance(number, (int, float)) and math.isfinite(number) and abs(number) > _largest(out):
+            raise UnsupportedNodeError(f"the number {number} is out of the range of {out}")
 
     def shape(self, sizes: Sequence[Size]) -> ir.Value:
         """Return a 1-D int64 value of sizes, some of which may be symbolic."""

@@ -59,6 +59,9 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         raise UnsupportedNodeError(f"no lowering for {target}{custom}")
     if any(isinstance(a, (torch.SymInt, torch.SymFloat)) for a in tree_leaves((args, kwargs))):
         raise UnsupportedNodeError(f"no lowering for {target} in ort_dynamo, and torch_lib's would fix a symbolic size")
+    if isinstance(ctx.out, torch.Tensor):
+        for number in (a for a in tree_leaves((args, kwargs)) if isinstance(a, float)):
+            ctx.check_range(number)  # torch_lib would round it to infinity
 
     ctx.builder.origin += " (torch_lib)"
     opset = exporter.opset(OPSET)

@@ -2,20 +2,21 @@
 
 An argument that eager refuses for any data leaves the operator whole: it runs in torch, which raises its own
 error. Dtypes and dimensions are checked by the rules of lowering/kernel_checks.py, other arguments by functions here.
+A number that the result's dtype may not hold leaves it whole, too: eager's kernels raise, or round it to infinity.
 Data is checked by an assertion, whose condition is computed with the nodes around it and which torch raises.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 from ort_dynamo.lowering.kernel_checks import calls_for_entries, left_to_torch
-from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, can_decompose, present
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, can_decompose, named_arguments, present
 
 __all__ = ["checked"]
 
@@ -35,7 +36,7 @@ def checked(overload: OpOverload, decomposition: Callable[..., Any]) -> Callable
             return NotImplemented
         if _inside.get():
             return decomposition(*args, **kwargs)
-        if left_to_torch(overload, args, kwargs) is not None:
+        if left_to_torch(overload, args, kwargs) is not None or not _holds_numbers(overload, args, kwargs):
             return NotImplemented
         token = _inside.set(True)
         try:
@@ -46,8 +47,27 @@ def checked(overload: OpOverload, decomposition: Callable[..., Any]) -> Callable
     return decompose_checked
 
 
+def _holds_numbers(overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Check whether all dtypes of floats in a call hold the floats among its arguments, unless they are symbolic."""
+    given = named_arguments(overload, args, kwargs).values()
+    dtypes = (one.dtype if isinstance(one, torch.Tensor) else one for one in given)
+    greatest = _greatest(one for one in dtypes if isinstance(one, torch.dtype))
+    return not any(type(one) is float and greatest < abs(one) < math.inf for one in given)
+
+
+def _greatest(dtypes: Iterable[torch.dtype]) -> float:
+    """Return the greatest number that each of those dtypes that are not of integers holds."""
+    floats = [one for one in dtypes if one.is_floating_point or one.is_complex]
+    return min(torch.finfo(one).max for one in floats or [torch.get_default_dtype()])
+
+
 def _celu(self: torch.Tensor, alpha: float = 1.0) -> bool:
-    return alpha != 0
+    return 0 < abs(alpha) < math.inf and abs(1 / alpha) <= _greatest([self.dtype])
+
+
+def _isin_of_a_number(element: float, test_elements: torch.Tensor, **_: Any) -> bool:
+    """Leave the number to eager, which rounds it to the tensor's dtype or not, depending on the tensor's size."""
+    return False
 
 
 def _mvlgamma(self: torch.Tensor, p: int) -> bool:
@@ -64,6 +84,7 @@ def _max_unpool(self: torch.Tensor, indices: torch.Tensor, output_size: Sequence
 _CHECKS: Mapping[OpOverload, Callable[..., bool]] = present(
     {
         aten.celu.default: _celu,
+        aten.isin.Scalar_Tensor: _isin_of_a_number,
         aten.max_unpool2d.default: _max_unpool,
         aten.max_unpool3d.default: _max_unpool,
         aten.mvlgamma.default: _mvlgamma,

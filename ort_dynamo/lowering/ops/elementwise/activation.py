@@ -186,6 +186,7 @@ def _doubled_artanh_ratio(t: Any) -> Any:
 @lowering(aten.softplus.default)
 def softplus(ctx: LoweringContext, self: ir.Value, beta: Number = 1, threshold: Number = 20) -> ir.Value:
     """softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"""
+    ctx.check_range(threshold)
     (x,), dtype = promote(ctx, self)
     op = ctx.op
     plain = isinstance(beta, (int, float)) and beta == 1  # a comparison of a symbolic scalar would install a guard
@@ -206,6 +207,7 @@ def softplus_backward(
     ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, beta: Number, threshold: Number
 ) -> ir.Value:
     """softplus_backward(Tensor grad_output, Tensor self, Scalar beta, Scalar threshold) -> Tensor"""
+    ctx.check_range(threshold)
     (dy, x), dtype = promote(ctx, grad_output, self)
     op = ctx.op
     plain = isinstance(beta, (int, float)) and beta == 1
@@ -223,6 +225,7 @@ def softplus_backward(
 @lowering(aten.leaky_relu.default)
 def leaky_relu(ctx: LoweringContext, self: ir.Value, negative_slope: Number = 0.01) -> ir.Value:
     """leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"""
+    ctx.check_range(negative_slope)
     (x,), dtype = promote(ctx, self)
     op = ctx.op
     if (
@@ -231,7 +234,8 @@ def leaky_relu(ctx: LoweringContext, self: ir.Value, negative_slope: Number = 0.
         and 0 < negative_slope <= 1
     ):
         return ctx.cast(op.Max(x, op.Mul(x, ctx.scalar(negative_slope, dtype))), ctx.out.dtype)
-    if x.dtype == _FLOAT and isinstance(negative_slope, (int, float)):
+    # LeakyRelu multiplies no zero, which torch's kernel does.
+    if x.dtype == _FLOAT and isinstance(negative_slope, (int, float)) and math.isfinite(negative_slope):
         return ctx.cast(op.LeakyRelu(x, alpha=float(negative_slope)), ctx.out.dtype)
     return ctx.cast(op.Where(op.Greater(x, 0.0), x, op.Mul(x, ctx.scalar(negative_slope, dtype))), ctx.out.dtype)
 
@@ -260,6 +264,8 @@ def elu(
     ctx: LoweringContext, self: ir.Value, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1
 ) -> ir.Value:
     """elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"""
+    for number in (alpha, scale, input_scale):
+        ctx.check_range(number)
     (x,), dtype = promote(ctx, self)
     op = ctx.op
     if (

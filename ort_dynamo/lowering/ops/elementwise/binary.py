@@ -60,8 +60,9 @@ def _scaled(ctx: LoweringContext, op_type: str, left: Operand, right: Operand, a
 
 
 def _check_sum(ctx: LoweringContext, op_type: str, operands: tuple[Operand, Operand], alpha: Number) -> None:
-    """Refuse sums that torch's kernels reject: differences of bools, and integers times a fraction."""
+    """Refuse sums that torch's kernels reject: differences of bools, integers times a fraction, and great factors."""
     out = ctx.out.dtype
+    ctx.check_range(alpha)
     if op_type == "Sub" and any(
         ctx.dtype(one) == torch.bool if isinstance(one, ir.Value) else isinstance(one, bool) for one in operands
     ):
@@ -92,6 +93,7 @@ def pow_tensor(ctx: LoweringContext, self: Operand, exponent: Operand) -> ir.Val
 @lowering(aten.pow.Tensor_Scalar)
 def pow_scalar(ctx: LoweringContext, self: ir.Value, exponent: Number) -> ir.Value:
     """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"""
+    ctx.check_range(exponent)
     (x, power), dtype = promote(ctx, self, exponent)
     op = ctx.op
     if isinstance(exponent, (int, float)) and exponent == int(exponent if math.isfinite(exponent) else 0):

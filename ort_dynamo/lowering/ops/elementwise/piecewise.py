@@ -105,6 +105,7 @@ def softshrink(ctx: LoweringContext, self: ir.Value, lambd: Number = 0.5) -> ir.
 @lowering(aten.hardshrink.default)
 def hardshrink(ctx: LoweringContext, self: ir.Value, lambd: Number = 0.5) -> ir.Value:
     """hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
+    ctx.check_range(lambd)
     (x,), dtype = promote(ctx, self)
     op, limit = ctx.op, ctx.scalar(lambd, dtype)
     if not ctx.target.facts.walks_entries or not (isinstance(lambd, (int, float)) and math.isfinite(lambd)):

@@ -255,6 +255,7 @@ def index_add(
     ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, source: ir.Value, *, alpha: Number = 1
 ) -> ir.Value:
     """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
+    ctx.check_range(alpha)
     dtype = accumulator(ctx.out.dtype)
     scaled = ctx.cast(_at_least_1d(ctx, source), dtype)
     if not (isinstance(alpha, (int, float)) and alpha == 1):

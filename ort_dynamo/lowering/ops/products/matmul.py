@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.graph.rounded_numbers import round_to
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.lowering.ops.memory.views import size_is_zero
 from ort_dynamo.lowering.recipes.sums.accurate_sum import integer_total, total
@@ -28,10 +28,14 @@ def transposed(value: ir.Value) -> ir.Value | None:
 
 
 def _fits_attribute(ctx: LoweringContext, factor: Number) -> bool:
-    """Check whether `factor` can be an attribute: not symbolic, nor too fine for float32 beside float64 operands."""
+    """Check whether `factor` can be an attribute: not symbolic, nor too fine for float32 beside float64 operands.
+
+    Refuses the node if the result's dtype does not hold the factor.
+    """
     if not isinstance(factor, (int, float)):
         return False
-    return ctx.out.dtype is not torch.float64 or factor == float(np.float32(factor))
+    ctx.check_range(factor)
+    return ctx.out.dtype is not torch.float64 or factor == round_to(factor, torch.float32)
 
 
 def _is(factor: Number, number: int) -> bool:

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -53,7 +53,8 @@ class HoistRandom(PassBase):
     1. `native_dropout(x, p, True)` becomes a random mask and `x * (mask / (1 - p))`, eager's own formula on the CPU.
        The mask comes from the same call as in eager, with the same shape, strides and probability. So the same seed
        gives the same mask.
-    2. A random op that only looks at its argument's shape (`rand_like(x)`, …) gets an uninitialized tensor instead.
+    2. A random op that only looks at its argument's shape (`rand_like(x)`, …) gets an uninitialized tensor instead,
+       unless nothing else reads a random op that the argument is computed from: it has to run, too.
     3. A random op without tensor arguments (`rand(2, 3)`) is only marked.
     4. With `deterministic`, an uninitialized tensor counts as a random op: torch fills it, as its settings say.
 
@@ -72,6 +73,7 @@ class HoistRandom(PassBase):
         """Rewrite `graph_module` in place."""
         graph = graph_module.graph
         modified = False
+        detached: dict[Node, Node] = {}
         for node in list(graph.nodes):
             if node.op != "call_function" or RANDOM in node.meta:
                 continue
@@ -80,7 +82,8 @@ class HoistRandom(PassBase):
                     _Rewriter(graph_module, node).split_dropout()
                     modified = True
             elif _is_one_of(node.target, _LIKE, _LIKE_OVERLOADS):
-                _Rewriter(graph_module, node).detach_from_data()
+                if (source := _Rewriter(graph_module, node).detach_from_data()) is not None:
+                    detached[node] = source
                 modified = True
             elif _is_one_of(node.target, _CREATE, _CREATE_OVERLOADS):
                 _mark(node)
@@ -92,6 +95,7 @@ class HoistRandom(PassBase):
                 results = [user for user in node.users if user.target is operator.getitem]
                 modified |= tag((node, *results), CheckpointPolicy.MUST_SAVE, self.name)
         if modified:
+            _keep_random_ops(graph, detached)
             graph.eliminate_dead_code()
             graph_module.recompile()
         return PassResult(graph_module, modified)
@@ -104,6 +108,35 @@ def is_random_op(target: object) -> bool:
         or _is_one_of(target, _LIKE, _LIKE_OVERLOADS)
         or _is_one_of(target, _CREATE, _CREATE_OVERLOADS)
     )
+
+
+def _keep_random_ops(graph: Graph, detached: dict[Node, Node]) -> None:
+    """Let random ops read their arguments again where a random op would run no more, and so not move the generator.
+
+    Args:
+        graph: a graph in which each random op was read.
+        detached: random op -> the argument that it no longer reads, in the graph's order.
+    """
+    run = _with_inputs(graph.output_node())
+    for node, source in reversed(detached.items()):
+        needed = _with_inputs(source) - run
+        if node in run and any(map(_moves_generator, needed)):
+            node.update_arg(0, source)
+            run |= needed
+
+
+def _with_inputs(node: Node) -> set[Node]:
+    """Return a node and all nodes that it is computed from."""
+    found, left = {node}, [node]
+    while left:
+        new = set(left.pop().all_input_nodes) - found
+        found |= new
+        left += new
+    return found
+
+
+def _moves_generator(node: Node) -> bool:
+    return node.target is DROPOUT_MASK or is_random_op(node.target) or is_random(node)
 
 
 def _is_one_of(target: object, packets: tuple[Any, ...], overloads: tuple[Any, ...]) -> bool:
@@ -163,15 +196,17 @@ class _Rewriter:
             self._graph.erase_node(user)
         self._graph.erase_node(node)
 
-    def detach_from_data(self) -> None:
-        node = self._node
+    def detach_from_data(self) -> Node | None:
+        """Return the argument that the random op no longer reads; None if it still does."""
+        node = _mark(self._node)
         source = node.args[0]
         assert isinstance(source, Node)
-        if not is_random_op(source.target):  # in rand_like(x).uniform_() both ops advance the generator
-            fake: torch.Tensor = source.meta["val"]
-            with self._graph.inserting_before(node):
-                node.update_arg(0, self._empty_like(fake, fake.dtype))
-        _mark(node)
+        if is_random_op(source.target):  # in rand_like(x).uniform_() both ops advance the generator
+            return None
+        fake: torch.Tensor = source.meta["val"]
+        with self._graph.inserting_before(node):
+            node.update_arg(0, self._empty_like(fake, fake.dtype))
+        return source
 
     def hoist_empty(self) -> None:
         node, fake = self._node, self._node.meta["val"]

@@ -141,6 +141,23 @@ def test_overwritten_random_tensor_still_advances_the_generator() -> None:
     assert_like_eager(twice, torch.randn(4, 3, requires_grad=True))
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.randn_like(torch.rand(x.shape) + x),
+        lambda x: torch.bernoulli(F.dropout(x.detach(), 0.5), 0.5),
+        lambda x: torch.rand_like(torch.rand_like(torch.rand(x.shape).exp()).exp()),
+        lambda x: x.detach().clone().uniform_().mul_(2).t().bernoulli_(0.5).t(),
+    ],
+    ids=["sum", "dropout", "several", "overwritten"],
+)
+def test_random_numbers_that_only_give_a_shape_still_advance_the_generator(draw: Callable[..., Any]) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return draw(x) * x, torch.rand_like(x)
+
+    assert_like_eager(function, torch.randn(4, 1, requires_grad=True))
+
+
 def test_checkpointed_dropout_saves_only_its_mask(joint_graph: Callable[..., GraphModule]) -> None:
     def network(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return checkpoint(lambda x: F.dropout(x.exp(), 0.5) @ w, x, use_reentrant=False).sum()

@@ -99,6 +99,12 @@ def _row_places(count: int) -> tuple[Tensor, Tensor, Tensor]:
     return table, rows, torch.randn_like(table)
 
 
+def _slice_places(count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Slices of 64 along the second of three dimensions, an index for each, and a source."""
+    slices = torch.randn(max(1, count // 4096), 64, 64)
+    return slices, torch.randperm(64), torch.randn_like(slices)
+
+
 def _masked(count: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.rand(_side(count), _side(count)) < 0.5, *_two(count)
 
@@ -131,6 +137,7 @@ _ELEMENTWISE: dict[str, Operator] = {
     "pow": Operator(torch.pow, _two_positive),
     "pow 2.5": Operator(lambda x: x**2.5, _positive),
     "exp": Operator(torch.exp, _normal),
+    "exp2": Operator(torch.exp2, _normal),
     "log": Operator(torch.log, _positive),
     "log1p": Operator(torch.log1p, _positive),
     "sqrt": Operator(torch.sqrt, _positive),
@@ -239,6 +246,10 @@ _INDEXING: dict[str, Operator] = {
     "index_put": Operator(lambda x, rows, source: x.index_put((rows,), source), _row_places),
     "index_put add": Operator(lambda x, rows, s: x.index_put((rows,), s, accumulate=True), _row_places),
     "index_add": Operator(lambda x, rows, source: x.index_add(0, rows, source), _row_places),
+    "index_add of slices": Operator(lambda x, at, s: x.index_add(1, at, s), _slice_places),
+    "index_reduce of slices": Operator(lambda x, at, s: x.index_reduce(1, at, s, "amax"), _slice_places),
+    "index_copy of slices": Operator(lambda x, at, s: x.index_copy(1, at, s), _slice_places),
+    "masked_scatter": Operator(lambda mask, x, y: x.masked_scatter(mask, y), _masked),
     "one_hot": Operator(lambda _, labels: F.one_hot(labels, 64), _labelled, gradient=False),
 }
 
@@ -265,6 +276,7 @@ _SHAPES: dict[str, Operator] = {
     "tril": Operator(torch.tril, _normal),
     "expand": Operator(lambda _, w, __: w.expand(1024, 64).contiguous(), _rows),
     "unfold": Operator(lambda x: F.unfold(x, 3), _images),
+    "unfold with stride": Operator(lambda x: F.unfold(x, 4, stride=2), _images),
     "pixel_shuffle": Operator(lambda x: F.pixel_shuffle(x, 2), _images),
 }
 

@@ -73,6 +73,10 @@ REACHED: dict[str, tuple[Any, ...]] = {
     "index_add": (aten.index_add.default,),
     "scatter": (aten.scatter.src, aten.scatter.value),
     "scatter_add": (aten.scatter_add.default,),
+    "index_reduce.amax": (aten.index_reduce.default,),
+    "index_copy": (aten.index_copy.default,),
+    "masked_scatter": (aten.masked_scatter.default,),
+    "exp2": (aten.exp2.default,),
     "index_put": (aten.index_put.default,),
     "nn.functional.embedding": (aten.embedding_dense_backward.default,),
 }
@@ -83,6 +87,7 @@ INDEX = torch.tensor([0, 2, 2, 1])
 WRITTEN_OUT: dict[Any, Callable[[Tensor], Any]] = {
     aten.clone.default: lambda x: x[:, None].expand(-1, 3, -1, -1, -1).clone(),
     aten.remainder.Scalar: lambda x: x % 0.7,
+    aten.col2im.default: lambda x: torch.nn.functional.unfold(x, 3, padding=1, stride=2) * 2,
     aten.cummax.default: lambda x: x.cummax(-1),
     aten.cummin.default: lambda x: x.cummin(-1),
     aten.cumsum.default: lambda x: x.cumsum(-1),

@@ -94,8 +94,14 @@ def _is_last(node: Node, dim: Any) -> bool:
     return rank > 0 and bool(dim % rank == rank - 1)
 
 
-def _adds_rows(node: Node) -> bool:
-    return bool(node.args[1] == 0) and node.meta["val"].dim() > 1
+def _has_slices(node: Node) -> bool:
+    return bool(node.meta["val"].dim() > 1)
+
+
+def _copies_inner_slices(node: Node) -> bool:
+    """Rows are copied as fast as by torch."""
+    rank = node.meta["val"].dim()
+    return bool(rank > 1 and node.args[1] % rank)
 
 
 def _scatters_slices(node: Node) -> bool:
@@ -104,8 +110,14 @@ def _scatters_slices(node: Node) -> bool:
     return index.dim() > 1 and not _along_last(node) and bool(index.stride(-1) == 0 and index.shape[-1] != 1)
 
 
-def _adds_along_last_or_slices(node: Node) -> bool:
+def _along_last_or_slices(node: Node) -> bool:
     return _along_last(node) or _scatters_slices(node)
+
+
+def _overlaps_with_a_stride(node: Node) -> bool:
+    """Patches that do not overlap, and those of each pixel, take the same time."""
+    kernel, stride = node.args[2], node.args[5]
+    return any(step > 1 and size > step for size, step in zip(kernel, stride, strict=True))  # type: ignore[arg-type]
 
 
 def _accumulates(node: Node) -> bool:
@@ -127,6 +139,7 @@ FORMS: Mapping[OpOverload, Form] = present(
         aten.remainder.Scalar: Form(),
         aten.remainder.Tensor: Form(),
         aten.log1p.default: Form(),
+        aten.exp2.default: Form(),
         aten.threshold.default: Form(),
         aten.threshold_backward.default: Form(),
         aten.sign.default: Form(),
@@ -144,6 +157,7 @@ FORMS: Mapping[OpOverload, Form] = present(
         aten.huber_loss_backward.default: Form(),
         aten.smooth_l1_loss.default: Form(),
         aten.smooth_l1_loss_backward.default: Form(),
+        aten.masked_scatter.default: Form(),
         aten.nll_loss_forward.default: Form(),
         aten.nll_loss_backward.default: Form(),
         aten.native_layer_norm.default: Form(),
@@ -168,10 +182,13 @@ FORMS: Mapping[OpOverload, Form] = present(
         aten._embedding_bag_forward_only.default: Form(_read_of_table),
         aten.grid_sampler_2d_backward.default: Form(_argument(0)),
         aten.adaptive_max_pool2d.default: Form(_argument(0), _gives_places),
-        aten.index_add.default: Form(_argument(3), _adds_rows),
-        aten.scatter.src: Form(_argument(2), _along_last),
+        aten.col2im.default: Form(_argument(0), _overlaps_with_a_stride),
+        aten.index_add.default: Form(_argument(3), _has_slices),
+        aten.index_reduce.default: Form(_argument(3), _has_slices),
+        aten.index_copy.default: Form(_argument(3), _copies_inner_slices),
+        aten.scatter.src: Form(_argument(2), _along_last_or_slices),
         aten.scatter.value: Form(_argument(2), _along_last),
-        aten.scatter_add.default: Form(_argument(2), _adds_along_last_or_slices),
+        aten.scatter_add.default: Form(_argument(2), _along_last_or_slices),
         aten.scatter_reduce.two: Form(_argument(2), _scatters_slices),
         aten.index_put.default: Form(_argument(2), _accumulates),
         aten.embedding_dense_backward.default: Form(_argument(0)),

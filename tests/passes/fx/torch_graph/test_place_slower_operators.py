@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import torch.nn.functional as F
 from run_twice import run_twice
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -157,7 +158,14 @@ ROWS = torch.zeros(512, dtype=torch.int64)
             (ROWS,),
         ),
         (lambda x, i: x.scatter(1, i, x), lambda x, i: x.scatter(1, i, x, reduce="add"), (INDEX,)),
-        (lambda x, i: x.index_add(0, i, x), lambda x, i: x.index_add(1, i, x), (ROWS,)),
+        (lambda x, i: x.index_add(1, i, x), lambda x, i: x[0].index_add(0, i, x[0]), (ROWS,)),
+        (lambda x, i: x.index_reduce(1, i, x, "amax"), lambda x, i: x[0].index_reduce(0, i, x[0], "amax"), (ROWS,)),
+        (lambda x, i: x.index_copy(1, i, x), lambda x, i: x.index_copy(0, i, x), (ROWS,)),
+        (
+            lambda x: F.fold(x[:504], (33, 65), 3, stride=2),
+            lambda x: F.fold(x[:504], (18, 34), 3),
+            (),
+        ),
         (
             lambda x, i: aten.index_put(x, [i], x, True),
             lambda x, i: aten.index_put(x, [i], x),

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import operator
 
+import torch
 from torch.fx import Node
 
 from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.torch_internals.kernels.view_operators import MULTI_VIEWS, VIEWS
+from ort_dynamo.torch_internals.sizes.symbols import known_true
 
 __all__ = [
+    "is_expanded",
     "is_given_by_island",
     "is_remakable_view",
     "is_view",
@@ -51,3 +54,8 @@ def is_remakable_view(node: Node) -> bool:
 def is_given_by_island(node: Node) -> bool:
     """Check whether a node of an outer graph is a result of an island."""
     return node.target is operator.getitem and node.all_input_nodes[0].op == "call_module"
+
+
+def is_expanded(fake: torch.Tensor, axis: int) -> bool:
+    """Check whether a tensor is known to have one element in memory for several along `axis`."""
+    return known_true(fake.stride(axis) == 0) and not known_true(fake.shape[axis] == 1)

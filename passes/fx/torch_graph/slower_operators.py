@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ort_dynamo.passes.fx.analysis.views import is_expanded
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import example_elements, example_sizes
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, present
 
@@ -107,7 +108,7 @@ def _copies_inner_slices(node: Node) -> bool:
 def _scatters_slices(node: Node) -> bool:
     """Check for an index that was expanded from one number for each slice, as graph networks have for each edge."""
     index = _given(node, 2)
-    return index.dim() > 1 and not _along_last(node) and bool(index.stride(-1) == 0 and index.shape[-1] != 1)
+    return index.dim() > 1 and not _along_last(node) and is_expanded(index, -1)
 
 
 def _along_last_or_slices(node: Node) -> bool:

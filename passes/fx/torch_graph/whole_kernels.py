@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ort_dynamo.passes.fx.analysis.views import is_expanded
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import example_elements, example_sizes
 from ort_dynamo.targets.prices import KernelPrices
 from ort_dynamo.torch_internals.fakes import fakes_around
@@ -97,7 +98,7 @@ def sorts_long_rows(node: Node) -> bool:
 def _reads_expanded(node: Node) -> bool:
     """Check whether a node reads an index of which each entry stands for several."""
     index = named_arguments(node.target, node.args, node.kwargs)["index"].meta["val"]  # type: ignore[arg-type]
-    return any(stride == 0 != size - 1 for size, stride in zip(index.shape, index.stride(), strict=True))
+    return any(is_expanded(index, axis) for axis in range(index.dim()))
 
 
 _SCATTERS = frozenset({"aten.index_add", "aten.index_reduce", "aten.scatter_add", "aten.scatter_reduce"})

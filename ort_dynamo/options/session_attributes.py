@@ -6,6 +6,8 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ort_dynamo.errors import InvalidOptionError
 
 __all__ = ["attribute_names", "is_mapping", "plain_attributes"]
@@ -43,6 +45,8 @@ def _plain(name: str, value: Any) -> str | int | bool:
     """Give the value of an attribute; an enumeration becomes its integer, which can be set again."""
     if isinstance(value, (str, int)):
         return value
+    if isinstance(value, np.bool_):
+        return bool(value)
     try:
         return operator.index(value)  # which cuts no fraction off, as int() does
     except TypeError as error:

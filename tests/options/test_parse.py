@@ -289,6 +289,12 @@ def test_session_options_are_read_as_their_differences_from_the_defaults() -> No
     assert dict(parsed.session_options)["log_severity_level"] == 1
 
 
+def test_numbers_and_bools_of_numpy_are_those_of_python() -> None:
+    given = {"enable_mem_pattern": np.bool_(False), "log_severity_level": np.int64(1)}
+    found = parse_options(None, {"session_options": given}).session.session_options
+    assert repr(found) == "(('enable_mem_pattern', False), ('log_severity_level', 1))"
+
+
 def test_a_session_options_level_and_threads_are_the_options_of_these() -> None:
     given = onnxruntime.SessionOptions()
     given.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

@@ -74,6 +74,15 @@ def test_gradients_that_a_mask_leaves_out_have_no_elements(mask: tuple[bool, ...
     assert not chosen(lambda g, x, *others: backward(g.exp(), x, *others), *given)
 
 
+def test_sizes_of_an_index_may_depend_on_data() -> None:
+    def added(x: Tensor, mask: Tensor) -> Tensor:
+        rows = mask.nonzero()
+        one = x.scatter_add(0, rows, x.sum(1, keepdim=True)).scatter_add(0, rows.t(), x)
+        return one.scatter_reduce(0, rows[:, :1].expand(-1, 512), x, "mean")
+
+    assert not chosen(added, MANY, (512,), mode="symbolic")
+
+
 def test_with_several_threads_a_following_session_raises_the_price_of_torch() -> None:
     assert chosen(between(torch.lgamma), VERY_MANY, threads=2)
     assert not chosen(between(torch.lgamma), MANY, threads=2)

@@ -182,6 +182,14 @@ def test_a_sum_at_an_expanded_index_is_torchs() -> None:
     assert not marks(lambda x, i: added(x, i, width=1), (9, 1), (5,))
 
 
+def test_sizes_of_an_index_may_depend_on_data() -> None:
+    def added(x: Tensor, mask: Tensor) -> Tensor:
+        rows = mask.nonzero()
+        return x.scatter_add(1, rows.t(), x[:1]).scatter_add(0, rows.expand(-1, 8), x)
+
+    assert marks(added, (9, 8), (9,), tracing_mode="symbolic") == {ADDS: 1}
+
+
 @pytest.mark.parametrize("is_power", [False, True])
 def test_arguments_by_name_are_found(is_power: bool) -> None:
     graph = torch.fx.Graph()

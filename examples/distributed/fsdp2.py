@@ -8,13 +8,27 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+
+class Layer(nn.Module):
+    """A linear layer and its activation; before torch 2.15, compile() of a module of torch's own compiles nothing."""
+
+    def __init__(self, inputs: int, outputs: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+        self.activation = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the result of the layer and its activation."""
+        return self.activation(self.linear(x))
+
+
 distributed.init_process_group("gloo")
 rank = distributed.get_rank()
 mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
 
 torch.manual_seed(0)
-blocks = [nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(3)]
-model = nn.Sequential(nn.Linear(16, 32), *blocks, nn.Linear(32, 4))
+blocks = [Layer(32, 32, nn.GELU()) for _ in range(3)]
+model = nn.Sequential(Layer(16, 32, nn.Identity()), *blocks, Layer(32, 4, nn.Identity()))
 for block in model:
     block.compile(backend="ort_train")  # before it is sharded: its hooks stay outside of the graph
     fully_shard(block, mesh=mesh)

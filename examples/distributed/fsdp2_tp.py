@@ -9,17 +9,28 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+
+class Block(nn.Module):
+    """Two linear layers; before torch 2.15, compile() of a module of torch's own compiles nothing."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the result of the layers."""
+        return self.down(nn.functional.gelu(self.up(x)))
+
+
 distributed.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (distributed.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
 
 torch.manual_seed(0)
-blocks = [nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(2)]
-model = nn.Sequential(*blocks, nn.Linear(16, 4))
-for block in blocks:
-    parallelize_module(block, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+model = nn.Sequential(Block(16), Block(16), Block(4))
+for block in model:
+    parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     block.compile(backend="ort_train")  # its collectives are in the graph, FSDP's hooks stay outside
     fully_shard(block, mesh=mesh["data"])
-model[-1].compile(backend="ort_train")
 fully_shard(model, mesh=mesh["data"])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 

@@ -28,6 +28,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+import ort_dynamo
+
 __all__ = ["RankFailedError", "Ranks", "Result", "compiled_in", "describe", "script"]
 
 PRELOADED = [
@@ -243,7 +245,10 @@ def _load(path: str, name: str) -> Callable[..., Any]:
     return getattr(module, name)
 
 
-def script(path: str, *arguments: str) -> None:
-    """Run a script as torchrun runs it, in ranks that have torch imported already."""
+def script(path: str, *arguments: str) -> ort_dynamo.Summary:
+    """Run a script as torchrun runs it, in ranks that have torch imported already, and give the summary."""
     sys.argv = [path, *arguments]
-    runpy.run_path(path, run_name="__main__")
+    models = runpy.run_path(path, run_name="__main__")
+    summary = ort_dynamo.summary()
+    models.clear()  # the summary finds modules that are not traced among the living ones
+    return summary

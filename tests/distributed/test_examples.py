@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from ranks import Ranks, describe, script
+from ranks import Ranks, Result, describe, script
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "distributed"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
@@ -24,10 +24,17 @@ def losses(text: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", text)}
 
 
+def assert_all_compiled(results: list[Result]) -> None:
+    assert not any(result.exitcode for result in results), describe(results)
+    for result in results:
+        assert result.value.islands > 0
+        assert not result.value.skipped
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "checkpoint_resume"])
 def test_an_example_trains(ranks: Ranks, name: str) -> None:
     results = ranks.outcomes(script, WORLDS.get(name, 2), str(EXAMPLES / f"{name}.py"))
-    assert not any(result.exitcode for result in results), describe(results)
+    assert_all_compiled(results)
     found = losses("".join(result.printed for result in results))
     assert list(found) == [5, 10, 15, 20]
     assert found[20] < found[5]
@@ -36,7 +43,7 @@ def test_an_example_trains(ranks: Ranks, name: str) -> None:
 def train_on(ranks: Ranks, world: int, place: Path) -> dict[int, float]:
     """Run the example with a checkpoint; the losses of the steps that it took."""
     results = ranks.outcomes(script, world, str(EXAMPLES / "checkpoint_resume.py"), str(place))
-    assert all(result.exitcode == 0 for result in results), describe(results)
+    assert_all_compiled(results)
     return losses(results[0].printed)
 
 

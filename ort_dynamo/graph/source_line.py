@@ -25,6 +25,9 @@ __all__ = [
 _ROOT = re.compile(r"^(L\['\w+'\]|self)\.?")
 """Dynamo's prefix of a module's path: the local variable that holds the outermost module."""
 
+_HELD = re.compile(r"\.__dict__\['_modules'\]\['([^']*)'\]")
+"""Dynamo's spelling of a child of a module whose class has its own __getattr__, as those of peft have."""
+
 _GLOBAL = re.compile(r"^G\['(\w+)'\]")
 """Dynamo's spelling of a global variable that holds the outermost module."""
 
@@ -60,7 +63,7 @@ def modules(node: Node) -> tuple[tuple[str, str], ...]:
     A backward's node has those of the forward's node whose gradient it computes. None outside of all modules.
     """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    return tuple((_ROOT.sub("", path), _class_name(kind)) for path, kind in stack.values())
+    return tuple((_ROOT.sub("", _HELD.sub(r".\1", path)), _class_name(kind)) for path, kind in stack.values())
 
 
 def _class_name(kind: str | type) -> str:

@@ -36,6 +36,7 @@ def nodes(*paths: str | None) -> list[Node]:
         (["", "norm", None], "norm"),
         (["", None], "Linear"),
         (["G['net'].layers.0", "G['net'].layers.1"], "net.layers.0, net.layers.1"),
+        (["__dict__['_modules']['base'].h.0", "__dict__['_modules']['base'].h.1"], "base.h.0, base.h.1"),
         ([None, None], "neg"),
         ([], ""),
     ],

@@ -64,6 +64,31 @@ def test_the_modules_add_up_to_the_nodes() -> None:
     assert ("blocks.3.conv", "Conv2d") in {(one.path, one.kind) for one in found.modules}
 
 
+class Wrapper(nn.Module):
+    """Looks up in the module inside the attributes that it lacks, as peft's models do."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inside"), name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x)
+
+
+def test_modules_of_one_with_its_own_getattr_have_their_paths() -> None:
+    model = Wrapper(Wrapper(nn.Sequential(nn.Linear(4, 4), nn.Tanh())))
+    torch.compile(model, backend="ort_train")(torch.randn(2, 4)).sum().backward()
+    paths = {one.path for one in ort_dynamo.summary().modules}
+    assert paths <= {name for name, _ in model.named_modules()}
+    assert "inside.inside.0" in paths
+
+
 def rows(found: ort_dynamo.Summary) -> Counter[str]:
     """Add up the rows of the table of modules, and the headings that have numbers of their own."""
     text = str(found).splitlines()

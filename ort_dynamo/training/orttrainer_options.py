@@ -31,7 +31,7 @@ class ORTTrainerOptions:
         distributed.world_rank: number of this process; 0.
         distributed.world_size: number of processes; 1.
         distributed.local_rank: number of this process on its machine; 0.
-        distributed.data_parallel_size: always world_size // horizontal_parallel_size // stages; a value given is lost.
+        distributed.data_parallel_size: world_size // horizontal_parallel_size // stages, set here and by the trainer.
         distributed.horizontal_parallel_size: processes that share each layer; 1.
         distributed.pipeline_parallel.pipeline_parallel_size: stages of a pipeline; 1.
         distributed.pipeline_parallel.num_pipeline_micro_batches: parts that a batch is cut into; 1.

@@ -128,7 +128,7 @@ class DeviceNotAvailableError(OrtDynamoError):
     """The device that an ORTTrainer is to train on is not there."""
 
     message = (
-        "The trainer's options have device.id = {device!r}, and torch {version} finds no such device here. "
+        "The trainer's options have device.id = {device!r}, and torch {version} finds no such device to train on. "
         "Give 'cpu', or a device such as 'cuda:0' with a torch that has CUDA."
     )
 

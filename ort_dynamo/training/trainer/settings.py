@@ -48,8 +48,9 @@ def training_device(options: ORTTrainerOptions | None) -> torch.device:
 
 
 def check_device(device: torch.device) -> None:
-    """Raise DeviceNotAvailableError if torch has no such CUDA device: torch's own error depends on its build."""
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    """Raise DeviceNotAvailableError if it is neither a CPU nor a CUDA device that is here: torch's error varies."""
+    is_missing = device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
+    if is_missing or device.type not in _PROVIDERS:
         raise DeviceNotAvailableError(device=str(device), version=torch.__version__)
 
 

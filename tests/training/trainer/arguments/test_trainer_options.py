@@ -40,7 +40,7 @@ def test_the_device_is_where_weights_and_results_are() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the error of a machine without CUDA")
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "xpu", "mps", "meta"])
 def test_a_device_that_is_not_there_is_said_at_the_first_step(device: str) -> None:
     trainer = ORTTrainer(Mlp(), DESC, SGD, classify, ORTTrainerOptions({"device": {"id": device}}))
     for step in (trainer.train_step, trainer.eval_step):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from ort_dynamo.capture.trace import trace
 from ort_dynamo.compilation.choose_target import graph_target, placement_threads, session_device
 from ort_dynamo.compilation.cut import cut, mark, run_checked, tag_recomputed
 from ort_dynamo.errors import InvalidArgumentError
+from ort_dynamo.notebook import ShownAsText
 from ort_dynamo.options.groups import Options, RecomputeOptions, parse_options
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
 from ort_dynamo.passes.fx.analysis.plans import PlanRow, plan_rows
@@ -69,8 +69,8 @@ def _cells(row: PlanRow, before: int) -> tuple[str, ...]:
     )
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
+@dataclass(frozen=True, repr=False)
+class MemoryPlan(ShownAsText):
     """The graphs of a model that have a backward, in the order in which they run; its str is a table of each."""
 
     graphs: tuple[GraphPlan, ...]
@@ -80,12 +80,6 @@ class MemoryPlan:
             return "No graph of this model has a backward: no tensor is saved."
         count = len(self.graphs)
         return "\n\n".join(f"Graph {i} of {count}: {graph}" for i, graph in enumerate(self.graphs, start=1))
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """Return the text as a notebook shows it."""
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def memory_plan(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import html
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from ort_dynamo.notebook import ShownAsText
 from ort_dynamo.program.asked_settings import BACKEND
 from ort_dynamo.program.switches import read_switch
 from ort_dynamo.report.by_module import Model, ModuleNodes, by_module, module_lines
@@ -30,7 +30,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, repr=False)
-class Summary:
+class Summary(ShownAsText):
     """A summary of the compiles since the process began or torch._dynamo.reset(); its str and repr are a page of text.
 
     It covers the last 1,024 compiles. Dynamo does not tell for which backend it gave up on a function, so skipped
@@ -79,12 +79,6 @@ class Summary:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """Return the HTML page for notebooks."""
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self) -> Iterator[str]:
         found = NodeCounts(self.native, self.by_design, self.chosen, self.eager)

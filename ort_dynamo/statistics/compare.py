@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from collections import defaultdict, deque
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from ort_dynamo.errors import InvalidArgumentError
+from ort_dynamo.notebook import ShownAsText
 from ort_dynamo.statistics.run import RunStatistics
 from ort_dynamo.statistics.values import INPUT, ValueStatistics, lined_up, short, sizes
 
@@ -41,8 +41,8 @@ class ValueDifference:
     difference: float
 
 
-@dataclass(frozen=True)
-class StatisticsComparison:
+@dataclass(frozen=True, repr=False)
+class StatisticsComparison(ShownAsText):
     """The comparison of two runs. Printed, it is a table of the values that differ.
 
     Attributes:
@@ -71,12 +71,6 @@ class StatisticsComparison:
         if left := len(self.differences) - len(shown):
             lines.append(f"… and {left} more")
         return "\n".join(lines)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """Return the text as a notebook shows it."""
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def _row(one: ValueDifference) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ort_dynamo.errors import InvalidArgumentError
+from ort_dynamo.notebook import ShownAsText
 from ort_dynamo.statistics.values import ValueStatistics, lined_up, short, sizes
 
 __all__ = ["RunStatistics", "load_statistics"]
@@ -21,7 +21,7 @@ _MOST = 200
 _NAMES = tuple(field.name for field in fields(ValueStatistics))
 
 
-class RunStatistics:
+class RunStatistics(ShownAsText):
     """The statistics of the values that compiled graphs computed.
 
     Printed, it is a table with a row for each value.
@@ -85,12 +85,6 @@ class RunStatistics:
         if (first := self.first_nan()) is not None:
             lines.append(f"first NaN or infinity: {first}")
         return "\n".join(lines)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """Return the text as a notebook shows it."""
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def _row(one: ValueStatistics) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ort_dynamo.errors import NotCompiledError, ResultsDifferError
+from ort_dynamo.notebook import ShownAsText
 from ort_dynamo.verification.compare import Difference
 
 __all__ = ["Choice", "Fault", "Verification"]
@@ -91,7 +91,7 @@ class Choice:
 
 
 @dataclass(frozen=True, repr=False)
-class Verification:
+class Verification(ShownAsText):
     """The result of `verify`; its str and repr are a screen of text.
 
     Attributes:
@@ -123,12 +123,6 @@ class Verification:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """Return the text as a notebook shows it."""
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self) -> Iterator[str]:
         graphs = f"{self.graphs} graph{'' if self.graphs == 1 else 's'} of ort_train"

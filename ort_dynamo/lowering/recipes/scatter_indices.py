@@ -15,7 +15,7 @@ from ort_dynamo.lowering.recipes.positions import from_start, positions_along, s
 from ort_dynamo.lowering.recipes.sums.add_rows import row_places
 from ort_dynamo.lowering.symbols import same_size
 
-__all__ = ["ScatterIndices", "flat_places", "of_entries", "of_rows", "slice_numbers", "undo_expand"]
+__all__ = ["ScatterIndices", "flat_places", "of_entries", "of_rows", "own_dimensions", "slice_numbers", "undo_expand"]
 
 _FAR = (1 << 40) + (1 << 31) - 1
 """Beyond any size, and small enough to be multiplied by one; so are its lower 32 bits, which CUDA's kernels read."""
@@ -88,43 +88,43 @@ def flat_places(
 
 def slice_numbers(ctx: LoweringContext, sizes: Sequence[Size], axis: int, index: ir.Value) -> ir.Value | None:
     """Give the 1-D index along `axis` that `index` was expanded from, where it names whole slices of shape `sizes`."""
-    lead, trail, numbers = undo_expand(ctx, sizes, axis, index)
-    return numbers if lead + trail == len(sizes) - 1 > 0 else None
+    is_alone = (axis, axis + 1) == own_dimensions(ctx, sizes, axis, index)
+    return undo_expand(ctx, index, axis, axis + 1) if is_alone and len(sizes) > 1 else None
 
 
-def undo_expand(ctx: LoweringContext, sizes: Sequence[Size], axis: int, index: ir.Value) -> tuple[int, int, ir.Value]:
-    """Find the index that `index` was expanded from along the first and the last dimensions of a tensor.
+def own_dimensions(ctx: LoweringContext, sizes: Sequence[Size], axis: int, index: ir.Value) -> tuple[int, int]:
+    """Find the dimensions between those that an index repeats along, at both ends, as long as the indexed tensor.
 
     Args:
         ctx: the node's.
         sizes: the sizes of the tensor that is indexed.
-        axis: the indexed dimension.
-        index: of the tensor's rank.
+        axis: the indexed dimension, which is between them.
+        index: of the tensor's rank, unless one of both is 0-d.
 
     Returns:
-        How many of the first and how many of the last dimensions all entries of an index share, none of which is
-        `axis`; and the index, int32 or int64, over the dimensions between these.
+        The first dimension, and the end of the others.
     """
-    if ctx.rank(index) != len(sizes):  # one of both is 0-d
-        return 0, 0, index
+    if ctx.rank(index) != len(sizes):
+        return 0, len(sizes)
     counts, shared = ctx.sizes(index), _shared(ctx, index)
     whole = [same_size(counts[place], size) and place in shared for place, size in enumerate(sizes)]
-    lead = next((place for place in range(axis) if not whole[place]), axis)
-    end = next((place + 1 for place in reversed(range(axis, len(sizes))) if place == axis or not whole[place]), 1)
-    cut = [*range(lead), *range(end, len(sizes))]
-    source, ones = _expanded(index, len(sizes))
-    if not cut:
-        return 0, 0, index
+    first = next((place for place in range(axis) if not whole[place]), axis)
+    last = next((place for place in range(len(sizes) - 1, axis, -1) if not whole[place]), axis)
+    return first, last + 1
+
+
+def undo_expand(ctx: LoweringContext, index: ir.Value, first: int, end: int) -> ir.Value:
+    """Return an index of int32 or int64 over its dimensions from `first` to `end`; along the others it repeats."""
+    counts, rank = ctx.sizes(index), ctx.rank(index)
+    cut = [*range(first), *range(end, rank)]
+    source, ones = _expanded(index, rank)
     if source is None or not ones.issuperset(cut):
         narrow = ctx.op.Slice(index, ctx.ints([0] * len(cut)), ctx.ints([1] * len(cut)), ctx.ints(cut))
-        return lead, len(sizes) - end, ctx.reshape(narrow, counts[lead:end])
-    missing = len(sizes) - len(source.shape or ())
-    narrow = source
+        return ctx.reshape(narrow, counts[first:end])
+    missing = rank - len(source.shape or ())
     if gone := [place - missing for place in cut if place >= missing]:
-        narrow = ctx.op.Squeeze(source, gone)
-    if not ones.issubset(cut):
-        narrow = ctx.op.Expand(narrow, ctx.shape(counts[lead:end]))
-    return lead, len(sizes) - end, narrow
+        source = ctx.op.Squeeze(source, gone)
+    return source if ones.issubset(cut) else ctx.op.Expand(source, ctx.shape(counts[first:end]))
 
 
 def _shared(ctx: LoweringContext, index: ir.Value) -> set[int]:

@@ -21,6 +21,7 @@ from ort_dynamo.lowering.recipes.scatter_indices import (
     flat_places,
     of_entries,
     of_rows,
+    own_dimensions,
     slice_numbers,
     undo_expand,
 )
@@ -72,19 +73,18 @@ def gather(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, spar
 def _slices_at(ctx: LoweringContext, data: ir.Value, place: int, index: ir.Value) -> ir.Value | None:
     """Gather slices instead of entries, where `index` was expanded from one that names them; else return None."""
     sizes, counts = ctx.sizes(data), ctx.sizes(index)
-    lead, trail, numbers = undo_expand(ctx, sizes, place, index)
-    end = len(sizes) - trail
-    if lead + trail == len(sizes) - 1 > 0:
+    if (numbers := slice_numbers(ctx, sizes, place, index)) is not None:
         return ctx.op.Gather(data, from_start(ctx, numbers, sizes[place]), axis=place)
-    shared = math.prod(size for size in (*counts[:lead], *counts[end:]) if isinstance(size, int))
-    known = all(isinstance(size, int) for size in (*counts[:lead], *counts[end:]))
+    first, end = own_dimensions(ctx, sizes, place, index)
+    shared = math.prod((*counts[:first], *counts[end:]))
     walks = ctx.target.facts.walks_entries  # GatherElements takes less than Gather for an entry, but for no slice
-    if (walks and lead) or (known and shared < (_WIDE if walks else 2)) or is_unbacked(*sizes, *counts):
+    is_few = isinstance(shared, int) and shared < (_WIDE if walks else 2)
+    if is_few or (walks and first) or is_unbacked(*sizes, *counts):
         return None
-    between = sizes[lead:end]
-    places = flat_places(ctx, between, place - lead, from_start(ctx, numbers, sizes[place]), counts[lead:end])
-    slices = ctx.reshape(data, [*sizes[:lead], math.prod(between), *sizes[end:]])
-    return ctx.reshape(ctx.op.Gather(slices, ctx.op.Reshape(places, [-1]), axis=lead), counts)
+    between, own = sizes[first:end], undo_expand(ctx, index, first, end)
+    places = flat_places(ctx, between, place - first, from_start(ctx, own, sizes[place]), counts[first:end])
+    slices = ctx.reshape(data, [*sizes[:first], math.prod(between), *sizes[end:]])
+    return ctx.reshape(ctx.op.Gather(slices, ctx.op.Reshape(places, [-1]), axis=first), counts)
 
 
 # -- an index for each entry -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ort_dynamo.lowering.kernel_checks import calls_for_entries, left_to_torch
-from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, can_decompose, named_arguments, present
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, can_decompose, present
 
 __all__ = ["checked"]
 
@@ -36,7 +36,7 @@ def checked(overload: OpOverload, decomposition: Callable[..., Any]) -> Callable
             return NotImplemented
         if _inside.get():
             return decomposition(*args, **kwargs)
-        if left_to_torch(overload, args, kwargs) is not None or not _holds_numbers(overload, args, kwargs):
+        if left_to_torch(overload, args, kwargs) is not None or not _holds_numbers(args, kwargs):
             return NotImplemented
         token = _inside.set(True)
         try:
@@ -47,9 +47,9 @@ def checked(overload: OpOverload, decomposition: Callable[..., Any]) -> Callable
     return decompose_checked
 
 
-def _holds_numbers(overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _holds_numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Check whether all dtypes of floats in a call hold the floats among its arguments, unless they are symbolic."""
-    given = named_arguments(overload, args, kwargs).values()
+    given = (*args, *kwargs.values())
     dtypes = (one.dtype if isinstance(one, torch.Tensor) else one for one in given)
     greatest = _greatest(one for one in dtypes if isinstance(one, torch.dtype))
     return not any(type(one) is float and greatest < abs(one) < math.inf for one in given)

@@ -31,8 +31,8 @@ class RecreateViews(PassBase):
 
     The pass handles REARRANGEMENTS and `expand`, if the backward already reads all scalars that the view needs. A
     session is fed no expanded tensor without a copy. The pass leaves out slices: a session would copy them, and a
-    contiguous one is saved without a copy. Recomputed nodes, their inputs and
-    their readers are left to the partitioner. A view of an input that is written to has the content before the write.
+    contiguous one is saved without a copy. Recomputed nodes, their inputs and their readers are left to the
+    partitioner. A view of an input that is written to has the content before the write.
     """
 
     name: str = "recreate_views"

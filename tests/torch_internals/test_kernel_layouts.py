@@ -207,6 +207,14 @@ def image_calls(operator: Any, shape: Sequence[int], order: Sequence[int], dtype
         case aten.batch_norm_backward.default:
             reserve = torch.empty(0, dtype=torch.uint8)
             yield [x, y, scale, *none, *statistics, True, 1e-5, [True, True, True], reserve]
+        case aten.native_group_norm.default:
+            for groups in (1, c):
+                yield [x, scale, shift, n, c, h * w, groups, 1e-5]
+                yield [x, *none, n, c, h * w, groups, 1e-5]
+        case aten.native_group_norm_backward.default:
+            for groups in (1, c):
+                _, *moments = aten.native_group_norm.default(x, scale, shift, n, c, h * w, groups, 1e-5)
+                yield [y, x, *moments, scale, n, c, h * w, groups, [True, True, True]]
         case aten.max_pool2d_with_indices.default:
             yield [x, [2, 2], [1, 1], [1, 1]]
             yield [x, [1, 1], [1, 1]]

@@ -19,6 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from ort_dynamo.graph.boundary import has_strides
 from ort_dynamo.graph.marks import CHANNELS_LAST, READS_WIDE_STATISTICS, WIDE_STATISTICS
 from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.passes.fx.analysis.storage import fakes_in
@@ -293,12 +294,17 @@ def _same(old: Any, new: Any, made: Mapping[int, Node]) -> bool:
 
 
 def caller_layout(value: Any) -> Any:
-    """Describe an output as a caller sees it: dtype, device, shape, and strides of dimensions of several elements."""
+    """Describe an output as a caller sees it: dtype, device, shape, and strides of dimensions of several elements.
+
+    Strides that depend on sizes have several spellings: contiguous ones are named.
+    """
     if not isinstance(value, torch.Tensor):
         return str(value)
     shape = tuple(map(str, value.shape))
     if value.layout is not torch.strided:
         return value.dtype, value.device, shape
+    if any(isinstance(step, torch.SymInt) for step in value.stride()) and has_strides(value, range(value.dim())):
+        return value.dtype, value.device, shape, "contiguous"
     steps = zip(value.shape, value.stride(), strict=True)
     strides = tuple("any" if known_true(size == 1) else str(step) for size, step in steps)
     return value.dtype, value.device, shape, strides

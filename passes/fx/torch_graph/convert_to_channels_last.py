@@ -18,6 +18,8 @@ from ort_dynamo.passes.fx.analysis.aliases import AliasSets
 from ort_dynamo.passes.fx.analysis.fake_values import propagate
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
 from ort_dynamo.passes.fx.analysis.storage_places import reads_by_place
+from ort_dynamo.passes.fx.analysis.views import is_expanded
+from ort_dynamo.passes.fx.torch_graph.center_group_norms import GROUP_NORM, can_center, center
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
     CONVOLUTIONS,
     convolution_weight,
@@ -108,7 +110,7 @@ class _Layout:
         elif not convolves_images(node) and self._is_as_traced(node):
             return
         elif _puts_in_order(node):
-            self._order(node)
+            self._merge_copy(node)
         elif node.target is operator.getitem or node.target in _VIEWS:
             self._propagate(node)
         elif not self._follow(node):
@@ -140,7 +142,7 @@ class _Layout:
         self._moved[late] = node.meta["val"]
         self._modified = True
 
-    def _order(self, node: Node) -> None:
+    def _merge_copy(self, node: Node) -> None:
         """Make a copy in contiguous order an alias, where its source is contiguous now and no caller can tell."""
         (source,) = node.all_input_nodes
         graph, fake = self._gm.graph, source.meta["val"]
@@ -156,7 +158,8 @@ class _Layout:
     def _follow(self, node: Node) -> bool:
         """Make a node read all its images in one layout and return it; give False, without a change, if impossible."""
         layout, images = self._images(node)
-        if layout is None:
+        centers = node.target is GROUP_NORM and layout == _CHANNELS_LAST
+        if layout is None or (centers and not can_center(node)):
             return False
         in_layout = {image: self._in_layout(image, layout, node) for image in images}
         if None in in_layout.values():
@@ -175,6 +178,9 @@ class _Layout:
             self._keep_weights(node, before)
         else:
             self._note(node, before)
+        if centers:
+            given: Any = arguments[0][0]
+            self._moved[center(node, given, _add)] = self._moved.get(given, given.meta["val"])
         self._modified |= any(copied is not image for image, copied in in_layout.items())
         return True
 
@@ -191,7 +197,7 @@ class _Layout:
             images = [one for one in tensors if _has_shape(one, value) and not _is_repeated(one.meta["val"])]
         else:
             return None, []
-        orders = [order for one in images if one in self._moved and (order := _order_of(one.meta["val"])) is not None]
+        orders = [order for one in images if one in self._moved and (order := self._order(one)) is not None]
         if not orders:
             return None, []
         if node.target in IMAGE_OPERATORS:
@@ -203,8 +209,8 @@ class _Layout:
         fake = image.meta["val"]
         if fake.dim() == len(layout) and has_strides(fake, layout):
             return image
-        is_dense = _is_contiguous(fake) or (image in self._moved and (_is_dense(fake) or _is_expanded(image)))
-        if layout != _CHANNELS_LAST or fake.dim() != 4 or not is_dense:
+        is_followed = image in self._moved and (self._order(image) is not None or _is_expanded(image))
+        if layout != _CHANNELS_LAST or fake.dim() != 4 or not (is_followed or _is_contiguous(fake)):
             return None
         if image not in self._over:
             with self._gm.graph.inserting_before(reader):
@@ -212,6 +218,13 @@ class _Layout:
             _put_in_half_of(copied, reader)
             self._moved[copied] = self._moved.get(image, fake)
         return self._over[image]
+
+    def _order(self, image: Node) -> tuple[int, ...] | None:
+        """Return the order of an image's dimensions in memory; a slice of an image has its order, with gaps."""
+        source = image.args[0] if image.target is aten.slice.Tensor else None
+        if isinstance(source, Node) and source in self._moved and _is_channels_last(source.meta["val"]):
+            return _CHANNELS_LAST
+        return _order_of(image.meta["val"])
 
     def _propagate(self, node: Node) -> None:
         before = node.meta.get("val")
@@ -265,9 +278,10 @@ class _Layout:
 
 
 _REASON = "torch's convolutions are faster in channels_last"
+_NO_KEYWORDS: Mapping[str, Any] = {}
 
 
-def _add(like: Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Node:
+def _add(like: Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NO_KEYWORDS) -> Node:
     return add_chosen(like, _REASON, KEPT, target, args, kwargs)
 
 
@@ -351,11 +365,7 @@ def _has_shape(node: Node, value: torch.Tensor) -> bool:
 
 
 def _is_repeated(fake: torch.Tensor) -> bool:
-    """Check whether a tensor is expanded: the elements along one of its dimensions are one element in memory."""
-    return any(
-        known_true(step == 0) and not known_true(size == 1)
-        for size, step in zip(fake.shape, fake.stride(), strict=True)
-    )
+    return any(is_expanded(fake, axis) for axis in range(fake.dim()))
 
 
 def _agrees(fake: torch.Tensor, order: tuple[int, ...]) -> bool:
@@ -384,11 +394,6 @@ def _order_of(fake: torch.Tensor) -> tuple[int, ...] | None:
 
 def _is_contiguous(fake: Any) -> bool:
     return isinstance(fake, torch.Tensor) and has_strides(fake, range(fake.dim()))
-
-
-def _is_dense(fake: torch.Tensor) -> bool:
-    """Check whether the tensor is contiguous in some order of its dimensions."""
-    return _order_of(fake) is not None
 
 
 def _is_channels_last(fake: torch.Tensor) -> bool:

@@ -41,6 +41,7 @@ from channels_last_graphs import IMAGES, WEIGHT, block, conv, converted
         lambda x: x.permute(0, 1, 3, 2).relu(),
         lambda x: (x.permute(1, 2, 3, 0) * 2).cumsum(3).permute(3, 0, 1, 2),
         lambda x: x.permute(1, 0, 2, 3)[:, :1].permute(1, 0, 2, 3).repeat(2, 1, 1, 1),
+        lambda x: torch.cat([x[:, :4].tanh() * x[:, 4:].sigmoid(), x[:, 2:6]], 1),
         lambda x: x.chunk(2, 1)[1].repeat(1, 2, 1, 1),
         lambda x: x + x.flip(2),
         lambda x: x + x.mean((2, 3), keepdim=True).expand(2, 8, 12, 12),

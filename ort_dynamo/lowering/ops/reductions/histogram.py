@@ -41,15 +41,26 @@ def histc(ctx: LoweringContext, self: ir.Value, bins: int = 100, min: Number = 0
         given = op.Not(op.Equal(low, high))
         least, greatest = (extremum(ctx, reduction, x, [0], True) for reduction in ("ReduceMin", "ReduceMax"))
         least = _finite(ctx, least, greatest, "torch.histc: the range is not finite", 1)
-        same = op.Equal(least, greatest)
-        low = op.Where(given, low, op.Where(same, op.Sub(least, 1.0), least))
-        high = op.Where(given, high, op.Where(same, op.Add(greatest, 1.0), greatest))
+        same, (below, above) = op.Equal(least, greatest), _around(ctx, least, dtype)
+        low = op.Where(given, low, op.Where(same, below, least))
+        high = op.Where(given, high, op.Where(same, above, greatest))
+    width = op.Sub(high, low)
     inside = op.And(op.GreaterOrEqual(x, low), op.LessOrEqual(x, high))
-    scaled = op.Div(op.Mul(op.Sub(x, low), float(bins)), op.Sub(high, low))
+    inside = op.And(inside, op.Less(width, math.inf))  # torch's edges are NaN else
+    scaled = op.Div(op.Mul(op.Sub(x, low), float(bins)), width)
     place = op.Cast(op.Where(inside, scaled, 0.0), to=onnx_dtype(torch.int64))
-    place = op.Min(place, bins - 1)  # the last bin holds its upper end
+    place = op.Clip(place, 0, bins - 1)  # the last bin holds its upper end; the first one, quotients that are no number
     ones = ctx.cast(inside, dtype)
     return op.ScatterElements(none, place, ones, axis=0, reduction="add")
+
+
+def _around(ctx: LoweringContext, x: ir.Value, dtype: torch.dtype) -> tuple[ir.Value, ir.Value]:
+    """Return finite numbers on either side of `x`: 1 away, or the nearest ones if those are farther away."""
+    op, limits = ctx.op, torch.finfo(dtype)
+    # This part of x rounds to the next number at any size (Rump et al., "Computing predecessor and successor").
+    step = op.Max(op.Mul(op.Abs(x), limits.eps / 2 * (1 + limits.eps)), 1.0)
+    below, above = (op.Clip(end, limits.min, limits.max) for end in (op.Sub(x, step), op.Add(x, step)))
+    return below, above
 
 
 def _finite(ctx: LoweringContext, low: ir.Value, high: ir.Value, words: str, rank: int) -> ir.Value:

@@ -19,6 +19,25 @@ def test_histograms_equal_eager(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_histograms_of_equal_numbers_equal_eager(dtype):
+    def function(*rows):
+        return [row.histc(4) for row in rows]
+
+    # 1 away, the sum with 1 is the number itself, or no number.
+    limits = torch.finfo(dtype)
+    powers = [2.0**power + shift for power in (22, 23, 24, 52, 53, 54, 100) for shift in (-1, 0, 2)]
+    numbers = [0.3, 1e10, -3e38, limits.tiny, limits.max, limits.min, *powers]
+    assert_like_eager(function, *(torch.full((3,), number, dtype=dtype) for number in numbers), gradients=False)
+
+
+@pytest.mark.parametrize("share", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_histogram_of_a_range_that_overflows_equals_eager(dtype, share):
+    end = torch.finfo(dtype).max / share
+    assert_like_eager(lambda x: x.histc(4), torch.tensor([-end, 0, end], dtype=dtype), gradients=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_histograms_of_even_bins_equal_eager(dtype):
     def function(x, weight):
         plain, ranged = torch.histogram(x, 7), torch.histogram(x, 40, range=(-1, 1.5))

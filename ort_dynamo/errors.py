@@ -185,7 +185,7 @@ class CacheOffError(OrtDynamoError):
 
 
 class CacheRefusedError(OrtDynamoError):
-    """Others could have put something into the folder of compiled graphs."""
+    """Others could have put something into the folder of compiled graphs, or the system refuses it."""
 
     message = "The cache of compiled graphs is not used: {reason}."
 

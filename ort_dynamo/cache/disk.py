@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import platform
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -231,17 +232,26 @@ def _load_artifact(key: str, data: bytes) -> None:
 _KIND = "ort_dynamo"
 register_artifacts(_KIND, _load_artifact)
 
-_said: dict[str, object] = {}
+_said: dict[Hashable, object] = {}
 
 
-def say_once(text: str) -> None:
-    """Log a warning, the first time that this process has it."""
+def say_once(text: str, reason: Hashable = None) -> None:
+    """Log a warning, the first time that this process has it.
+
+    Args:
+        text: the warning.
+        reason: what makes two warnings the same one; None takes the text.
+    """
     this = object()
-    if _said.setdefault(text, this) is this:  # one step, which needs no lock
+    if _said.setdefault(reason or text, this) is this:  # one step, which needs no lock
         _log.warning("ort_train: %s", text)
 
 
 def say_unusable(fault: str, error: Exception) -> None:
     """Log once what a folder of the cache cannot be used for, and how to go on."""
     advice = "The run goes on without it. Set options={'cache': FOLDER} or ORT_DYNAMO_CACHE_DIR to another folder."
-    say_once(f"{fault}: {error}. {advice}")
+    text = f"{fault}: {error}"
+    reason: Hashable = text
+    if isinstance(error, OSError):  # it names the file, and each entry has another
+        reason = fault, error.errno, os.path.dirname(error.filename or "")
+    say_once(f"{text}. {advice}", reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         0. `verify` returns 1 if an entry is damaged; `warm` returns the program's own status.
 
     Raises:
-        CacheRefusedError: other users can write to the folder.
+        CacheRefusedError: other users can write to the folder, or the system refuses to read or change it.
         CacheOffError: `warm` while ORT_DYNAMO_CACHE is 0.
         ProgramFileError: `warm` of a program that is missing or cannot be read.
         InvalidVariableError: an environment variable of the cache has an invalid value.
@@ -84,6 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
         folder.entries()  # refuses a folder that the program would not use
         return _warm(folder, *given_program(arguments))
     except FolderRefusedError as error:
+        raise CacheRefusedError(reason=str(error)) from error
+    except OSError as error:
+        if error.filename is None:  # an error of the output
+            raise
         raise CacheRefusedError(reason=str(error)) from error
 
 
@@ -152,7 +157,7 @@ def _read(folder: CacheFolder, stored: StoredEntry) -> Entry | str:
     except (EntryError, FolderRefusedError, OSError) as error:
         return str(error)
     finally:
-        if stored.path.exists():
+        with contextlib.suppress(OSError):  # it is gone, or the folder can only be read, which keeps the times
             os.utime(stored.path, (used, used))  # reading an entry here is not a use
 
 

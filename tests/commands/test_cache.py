@@ -148,6 +148,17 @@ def test_a_folder_of_others_is_not_touched(filled: Path, capsys: pytest.CaptureF
     assert len(list(filled.iterdir())) == 2
 
 
+@pytest.mark.parametrize("action", ["info", "list", "verify", "clear", "warm"])
+def test_a_folder_that_the_system_refuses_is_an_error(
+    action: str, place: Path, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.touch()
+    program = [str(script)] if action == "warm" else []
+    assert main(["cache", "--dir", str(place / "below"), action, *program]) == 2
+    err = capsys.readouterr().err
+    assert f"error: The cache of compiled graphs is not used: [Errno 20] Not a directory: '{place / 'below'}'" in err
+
+
 def test_warm_runs_a_program_and_counts_cache_hits(place: Path, script: Path) -> None:
     def warm(*arguments: str) -> tuple[int, list[str]]:
         done = run_program(COMMANDS, "cache", "warm", str(script), *arguments)

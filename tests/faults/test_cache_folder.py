@@ -49,6 +49,9 @@ print(json.dumps({"losses": losses, "sources": [one.source for one in islands], 
                   "native": sum(graph.native.total() for record in RECORDS for graph in record.graphs)}))
 """
 
+READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0"'
+"""Commands of a shell that let a folder be read only, also by root."""
+
 
 def trained(folder: Path, fault: str = "", **given: Any) -> tuple[dict[str, Any], str]:
     out, err = ran(PROGRAM, str(folder), fault, ORT_DYNAMO_CACHE="1", ORT_DYNAMO_CACHE_DIR=str(folder), **given)
@@ -110,7 +113,7 @@ def test_a_full_disk(expected: dict[str, Any], tmp_path: Path) -> None:
 def test_a_folder_that_can_only_be_read_is_read(expected: dict[str, Any]) -> None:
     if not mounts():
         pytest.skip("no file system can be mounted here")
-    inside = mounted('mount --bind "$0" "$0" && mount -o remount,ro,bind "$0"', expected["folder"])
+    inside = mounted(READ_ONLY, expected["folder"])
     found, err = trained(expected["folder"], inside=inside)
     assert found["losses"] == expected["losses"]
     assert found["sources"] == ["disk"] * 4
@@ -118,3 +121,27 @@ def test_a_folder_that_can_only_be_read_is_read(expected: dict[str, Any]) -> Non
     found, err = trained(expected["folder"], inside=inside, ORT_DYNAMO_CACHE_SIZE="1kb")  # too small for any entry
     assert found["losses"] == expected["losses"]
     assert "too large for an entry" in err
+
+
+def test_a_folder_that_can_only_be_read_is_said_once(expected: dict[str, Any], tmp_path: Path) -> None:
+    if not mounts():
+        pytest.skip("no file system can be mounted here")
+    tmp_path.chmod(0o700)
+    found, err = trained(tmp_path, inside=mounted(READ_ONLY, tmp_path))
+    assert found["losses"] == expected["losses"]
+    assert found["sources"] == ["built"] * 4
+    assert err.count("cannot be written: [Errno 30]") == 1
+
+
+def test_commands_on_a_folder_that_can_only_be_read(expected: dict[str, Any]) -> None:
+    if not mounts():
+        pytest.skip("no file system can be mounted here")
+    program = "import sys; from ort_dynamo.__main__ import main; print(main(['cache', *sys.argv[1:]]))"
+    inside = mounted(READ_ONLY, expected["folder"])
+    for action in ("list", "verify"):
+        out, _ = ran(program, action, "--dir", str(expected["folder"]), inside=inside)
+        assert out.splitlines()[-1] == "0"
+        assert len(out.splitlines()) == {"list": 5, "verify": 2}[action]
+    out, err = ran(program, "clear", "--dir", str(expected["folder"]), inside=inside)
+    assert out == "2\n"
+    assert "The cache of compiled graphs is not used: [Errno 30] Read-only file system" in err

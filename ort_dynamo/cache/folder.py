@@ -89,7 +89,7 @@ class CacheFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if stat.S_ISLNK(os.lstat(self._place(key)).st_mode):
+            if os.path.islink(self._place(key)):
                 raise FolderRefusedError("it is a link") from error
             raise
         with open(descriptor, "rb") as file:

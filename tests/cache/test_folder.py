@@ -130,6 +130,24 @@ def test_a_file_of_huge_size_is_not_read(tmp_path: Path) -> None:
         made.read(KEY)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="files are limited elsewhere")
+@pytest.mark.parametrize("stored", [True, False])
+def test_too_many_open_files_are_the_reason(tmp_path: Path, stored: bool) -> None:
+    import resource
+
+    found = folder(tmp_path)
+    found.write(OTHER, b"another entry")
+    if stored:
+        found.write(KEY, b"an entry")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            found.read(KEY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     made = folder(tmp_path)
     made.path.write_text("")

@@ -329,10 +329,14 @@ def _region(
 
 
 class _RandomState:
-    """Random generators and buffers as they were before a call, which changes them beside its results."""
+    """Random generators and buffers as they were before a call, which changes them beside its results.
+
+    Buffers of torch's lazy modules that have no values yet are left out: the call initializes them.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+        buffers = (buffer for buffer in module.buffers() if not isinstance(buffer, nn.UninitializedBuffer))
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
         self._cpu = torch.get_rng_state()
         devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
         self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}

@@ -256,6 +256,18 @@ def test_recurrent_layers_run_in_onnx_runtime(kind: type[nn.Module]) -> None:
     assert not [note for note in seen.skipped if "LSTM" in str(note) or "RNN" in str(note)]
 
 
+def test_lazy_modules_are_initialized_by_the_first_call() -> None:
+    layers = (
+        nn.Sequential(nn.LazyLinear(6), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(2)) for _ in range(2)
+    )  # torch copies no buffer that is not initialized
+    ort_model, model = ORTModule(next(layers)), next(layers)
+    x = torch.randn(5, 8)
+    for one in (ort_model, model):
+        torch.manual_seed(0)  # of the initial weights
+        one(x)
+    assert_steps_like_eager(ort_model, model, x)
+
+
 def test_a_checkpointed_module_equals_eager() -> None:
     class Checkpointed(Dense):
         def forward(self, input1: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class CombinedModel(nn.Module):
         """Compute the loss, and the outputs in the order of model_desc: the loss among them, the others detached.
 
         Raises:
-            TrainingGraphError: the model gives too few outputs, or the loss is no scalar.
+            TrainingGraphError: the model gives too few outputs, or the loss is not a real scalar tensor.
         """
         given = inputs if self.loss_fn is None else inputs[:-1]
         with self._computing(given):
@@ -92,9 +92,7 @@ class CombinedModel(nn.Module):
         else:
             loss = self.compute_loss(_widened(found) if self._narrow is not None else found, inputs[-1])
             outputs.insert(self._loss, loss)
-        if loss.dim() and loss.numel() != 1:
-            reason = f"the loss has the shape {list(loss.shape)}, and must be a scalar. Give its mean or its sum"
-            raise TrainingGraphError(reason=reason)
+        _check_loss(loss)
         if self._narrow is not None and loss.dtype is not torch.float64:
             loss = loss.float()
         results = [self._given(one) for one in outputs]
@@ -127,6 +125,18 @@ class CombinedModel(nn.Module):
     def _given(self, output: Tensor) -> Tensor:
         output = output.detach()
         return output.to(self._narrow) if self._narrow is not None and output.dtype is torch.float32 else output
+
+
+def _check_loss(loss: Any) -> None:
+    """Raise TrainingGraphError for a loss that has no gradient like that of torch's `loss.backward()`."""
+    if not isinstance(loss, Tensor):
+        raise TrainingGraphError(reason=f"loss_fn returns {type(loss).__name__}; expected a tensor")
+    if loss.dim() and loss.numel() != 1:
+        reason = f"the loss has the shape {list(loss.shape)}, and must be a scalar. Give its mean or its sum"
+        raise TrainingGraphError(reason=reason)
+    if loss.is_complex():
+        reason = f"the loss is {loss.dtype}, and must be real. Give its real part or its absolute value"
+        raise TrainingGraphError(reason=reason)
 
 
 def _takes(model: nn.Module, names: Sequence[str]) -> bool:

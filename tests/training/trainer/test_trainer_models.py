@@ -280,11 +280,27 @@ def test_too_few_outputs_are_refused() -> None:
 
 
 @pytest.mark.parametrize("one_session", [True, False])
-def test_a_loss_that_is_no_scalar_is_refused(one_session: bool) -> None:
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda loss: loss.expand(2), r"the loss has the shape \[2\], and must be a scalar"),
+        (lambda loss: loss * 1j, r"the loss is torch.complex64, and must be real"),
+        (lambda loss: 3.0, r"loss_fn returns float; expected a tensor"),
+        (lambda loss: (loss, loss), r"loss_fn returns tuple; expected a tensor"),
+    ],
+    ids=["shape", "complex", "number", "tuple"],
+)
+def test_a_loss_that_is_no_real_scalar_is_refused(
+    change: Callable[[Tensor], Any], text: str, one_session: bool
+) -> None:
+    trainer = make_trainer(one_session=one_session, loss_fn=lambda found, y: change(classify(found, y)))
+    with pytest.raises(TrainingGraphError, match=text):
+        trainer.train_step(*batches(1)[0])
+
+
+@pytest.mark.parametrize("one_session", [True, False])
+def test_a_loss_may_have_a_dimension_of_one_element(one_session: bool) -> None:
     batch = batches(1)[0]
-    trainer = make_trainer(one_session=one_session, loss_fn=lambda found, y: classify(found, y).expand(2))
-    with pytest.raises(TrainingGraphError, match=r"the loss has the shape \[2\], and must be a scalar"):
-        trainer.train_step(*batch)
     trainer = make_trainer(one_session=one_session, loss_fn=lambda found, y: classify(found, y).reshape(1))
     assert trainer.train_step(*batch)[0].numel() == 1
 

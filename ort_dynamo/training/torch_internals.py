@@ -39,6 +39,7 @@ __all__ = [
     "forget_dispatch",
     "fused_adamw",
     "guard_hooks",
+    "has_hooks",
     "has_recurrent_layers",
     "held_weakly",
     "is_absent",
@@ -253,6 +254,11 @@ def after_backward(function: Callable[[], None]) -> None:
     """Register a function to be called at the end of the running backward; call this in a hook."""
     # DDP and FSDP use it; torch has no public name for it.
     Variable._execution_engine.queue_callback(function)
+
+
+def has_hooks(tensor: Tensor) -> bool:
+    """Check whether `register_hook` or `register_post_accumulate_grad_hook` has set a hook of a tensor's gradient."""
+    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 _dispatch_key = private("torch._C:DispatchKey")

@@ -21,6 +21,7 @@ from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
+from ort_dynamo.training.torch_internals import has_hooks
 from ort_dynamo.training.trainer.distributed.parallel import (
     LayerReplicas,
     PipelinedModel,
@@ -79,6 +80,7 @@ class Parts:
         loss = self.description.loss_index
         assert loss is not None
         names = [one.name for one in self.description.inputs]
+        _warn_of_hooks(model)
         own = _copied(model)
         patch_mask_checks(own)
         combined = CombinedModel(own, loss_fn, names, len(self.description.outputs), loss, self._narrow)
@@ -135,6 +137,17 @@ class Parts:
             cuts_of(self.options, combined.model)  # looked at before processes wait for one another
         several = not alone and join_processes(self.options)
         return _running_model(combined, self.description, self.config, self.options, device, several, inputs)
+
+
+def _warn_of_hooks(model: nn.Module) -> None:
+    """Warn the program of hooks of its parameters, which neither a copy nor a session has; modules keep theirs."""
+    hooked = [name for name, one in model.named_parameters() if one.requires_grad and has_hooks(one)]
+    if hooked:
+        message = (
+            "ORTTrainer computes gradients and update in its own step, and calls no hooks of parameters. These have "
+            f"some: {', '.join(hooked)}"
+        )
+        warn_program(message)
 
 
 def _copied(model: nn.Module) -> nn.Module:

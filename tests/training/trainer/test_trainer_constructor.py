@@ -202,6 +202,21 @@ def test_a_model_that_cannot_be_copied_is_trained_itself_with_a_warning() -> Non
     assert np.array_equal(weights(trainer)["fc1.weight"], model.fc1.weight.detach().numpy())
 
 
+def test_hooks_of_parameters_are_warned_of() -> None:
+    model = Mlp()
+    model.fc1.weight.register_hook(lambda gradient: gradient * 2)
+    model.fc2.bias.register_post_accumulate_grad_hook(lambda weight: None)
+    model.fc2.weight.register_hook(lambda gradient: gradient * 2).remove()
+    trainer = make_trainer(model=model)
+    data = batches(2)
+    with pytest.warns(
+        UserWarning, match=r"calls no hooks of parameters\. These have some: fc1\.weight, fc2\.bias$"
+    ) as said:
+        trainer.train_step(*data[0])
+    assert [one.filename for one in said] == [__file__]
+    trainer.train_step(*data[1])
+
+
 class Normed(Mlp):
     """With a batch normalization."""
 

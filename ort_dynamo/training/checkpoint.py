@@ -41,18 +41,19 @@ def aggregate_checkpoints(paths: Sequence[PathOrFile], pytorch_format: bool = Tr
             a file of onnxruntime.training's, the hexadecimal text of its pickle).
 
     Returns:
-        {name: tensor} on the CPU, in full precision; or the nested dictionary of arrays.
+        {name: tensor} on the CPU, in full precision, with rank 0's extra state of modules; or the nested dictionary.
 
     Raises:
         AssertionError: a rank is missing or of another run, or states that should be equal are not.
         CheckpointFileError, OSError: a file cannot be read.
     """
     state = aggregate(paths)
+    _decode_extra_state(state, paths)
     if pytorch_format:
         weights = state.get("model", {}).get("full_precision", {})
-        return {name: tensor_of(value) for name, value in weights.items()}
+        return {name: tensor_of(value) for name, value in weights.items()} | state.get(_EXTRA, {})
     if isinstance(state.get("user_dict"), Mapping):
-        state["user_dict"] = _decode_user_dict(state["user_dict"], paths)
+        state["user_dict"] = _decoded(state["user_dict"], "user_dict", paths)
     return state
 
 
@@ -63,7 +64,8 @@ def save_state(
 
     Args:
         path: a new file, which is written completely or not at all, or an empty binary file object.
-        state_dict: nested dictionaries of arrays, scalars and text; `optimizer` may be missing.
+        state_dict: nested dictionaries of arrays, scalars and text; `optimizer` may be missing, and `extra_state` holds
+            what a user_dict may hold.
         user_dict: None, bool, int, float, str, bytes, NumPy arrays and scalars, tensors, in dicts, lists and tuples.
         include_optimizer_states: False omits the section `optimizer`.
 
@@ -73,6 +75,8 @@ def save_state(
         TypeError: a value cannot be stored; the message names it.
     """
     content = {key: value for key, value in state_dict.items() if include_optimizer_states or key != "optimizer"}
+    if _EXTRA in content:
+        content[_EXTRA] = user_values.encode(content[_EXTRA], f"state_dict[{_EXTRA}]")
     encoded = user_values.encode(user_dict)
     if user_dict:
         content["user_dict"] = encoded
@@ -102,11 +106,12 @@ def load_state(paths: Sequence[PathOrFile], allow_pickle: bool = False) -> tuple
     else:
         assert len(paths) == 1, f"Expected number of files to load: 1, got {len(paths)}"
         state = check_sections(_checkpoint_storage.load(paths[0]), paths[0])
+    _decode_extra_state(state, paths)
     saved = state.pop("user_dict", None)
     if saved is None:
         return state, {}
     if isinstance(saved, Mapping):
-        return state, _decode_user_dict(saved, paths)
+        return state, _decoded(saved, "user_dict", paths)
     return state, _unpickle_user_dict(saved, paths, allow_pickle)
 
 
@@ -126,11 +131,20 @@ def _load_options(path: PathOrFile) -> dict[str, Any]:
     return options
 
 
-def _decode_user_dict(encoded: Mapping[str, Any], paths: Sequence[PathOrFile]) -> dict[Any, Any]:
+_EXTRA = "extra_state"
+"""The section of what modules add to their state, encoded like a user's dictionary."""
+
+
+def _decode_extra_state(state: dict[str, Any], paths: Sequence[PathOrFile]) -> None:
+    if _EXTRA in state:
+        state[_EXTRA] = _decoded(state[_EXTRA], _EXTRA, paths)
+
+
+def _decoded(encoded: Any, section: str, paths: Sequence[PathOrFile]) -> dict[Any, Any]:
     try:
         decoded: dict[Any, Any] = user_values.decode(encoded)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise CheckpointFileError(path=_names(paths), reason=f"its user_dict cannot be decoded: {error!r}") from error
+        raise CheckpointFileError(path=_names(paths), reason=f"its {section} cannot be decoded: {error!r}") from error
     return decoded
 
 

@@ -28,7 +28,7 @@ from ort_dynamo.training.trainer.guarded_step import GuardedSteps
 from ort_dynamo.training.trainer.model_with_loss import OnnxCombined
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import check_device, training_device
-from ort_dynamo.training.trainer.state_dicts import TrainedWeights, copied_state, model_section
+from ort_dynamo.training.trainer.state_dicts import TrainedWeights, copied_state, torch_state
 from ort_dynamo.training.trainer.trainer_state import load_trainer_state, trainer_state
 
 __all__ = ["ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"]
@@ -321,7 +321,7 @@ class ORTTrainer:
         """Give weights, optimizer state and all else from which a trainer goes on.
 
         Args:
-            pytorch_format: give the weights and buffers alone, as tensors by their names.
+            pytorch_format: give what the model's own state_dict has alone, in full precision, on the CPU.
 
         Returns:
             A dict of copies (`help migrating_from_orttrainer` has the schema). Before the first step it is the
@@ -335,8 +335,7 @@ class ORTTrainer:
             warnings.warn(message, UserWarning, stacklevel=2)
             return copied_state(self._waiting[0]) if self._waiting is not None else {}
         if pytorch_format:
-            arrays = model_section(self._running.state, self._running.combined.model)["full_precision"]
-            return {name: torch.from_numpy(array) for name, array in arrays.items()}
+            return torch_state(self._running.state, self._running.combined.model)
         return trainer_state(self._running, self._train_step_info, self.options, self.optim_config)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:

@@ -37,22 +37,23 @@ _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": Order
 _KEYS = (str, int, float, bool, type(None), bytes, tuple)
 
 
-def encode(user_dict: Mapping[Any, Any]) -> dict[str, Any]:
+def encode(user_dict: Mapping[Any, Any], where: str = "user_dict") -> dict[str, Any]:
     """Encode a user's dictionary as {"json": text, "arrays": {key: array}}.
 
     Args:
         user_dict: a dict, OrderedDict or Counter of None, bool, int, float, str, bytes, NumPy arrays and scalars, torch
             tensors, and dicts, lists and tuples of these. Keys are any of these that are neither array nor tensor.
             Subclasses are refused, as they would be loaded as something else; torch.nn.Parameter is a tensor here.
+        where: its name in an error.
 
     Raises:
         TypeError: a value is of another type; the message has its place, such as user_dict['a'][3].
         ValueError: containers are nested more than 200 deep, as those are that contain themselves.
     """
     if type(user_dict) not in _MAPPINGS.values():
-        raise TypeError(f"user_dict must be a dict, not {type(user_dict).__name__}")
+        raise TypeError(f"{where} must be a dict, not {type(user_dict).__name__}")
     arrays: dict[str, Any] = {}
-    return {"json": json.dumps(_Encoder(arrays).encode(user_dict, "user_dict", 0)), "arrays": arrays}
+    return {"json": json.dumps(_Encoder(arrays).encode(user_dict, where, 0)), "arrays": arrays}
 
 
 def decode(encoded: Mapping[str, Any]) -> Any:
@@ -111,7 +112,7 @@ class _Encoder:
             return self._keep("scalar", np.asarray(value))
         what = f"{kind.__name__} of dtype {value.dtype}" if isinstance(value, np.ndarray) else kind.__qualname__
         raise TypeError(
-            f"{place} cannot be stored in a checkpoint: {what}. A user_dict holds None, bool, int, float, str, bytes, "
+            f"{place} cannot be stored in a checkpoint: {what}. It may hold None, bool, int, float, str, bytes, "
             "numeric arrays and tensors, and dicts, lists and tuples of these"
         )
 

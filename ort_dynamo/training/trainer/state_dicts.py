@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
@@ -24,7 +25,9 @@ __all__ = [
     "TrainedWeights",
     "check_keys",
     "copied_state",
+    "extra_section",
     "gathered_section",
+    "load_extra",
     "load_gathered",
     "load_model",
     "load_optimizer",
@@ -34,12 +37,14 @@ __all__ = [
     "partition_section",
     "section_of",
     "shares_section",
+    "torch_state",
 ]
 
 _FULL = "full_precision"
 _OLD_FULL = "fp32"
 """Its name in the first files."""
 
+_EXTRA = "extra_state"
 _SHARED = "shared_optimizer_state"
 _MOMENTS = ("Moment_1", "Moment_2")
 
@@ -67,7 +72,27 @@ class TrainedWeights:
 
 def model_section(state: TrainingState, module: nn.Module) -> _Section:
     """Give all weights and buffers in full precision, as arrays: trained weights, frozen weights, and buffers."""
-    return {_FULL: {name: _array(_full(state, name, one)) for name, one in module.state_dict().items()}}
+    return {_FULL: {name: _array(_full(state, name, one)) for name, one in _tensors(module).items()}}
+
+
+def extra_section(module: nn.Module) -> _Section:
+    """Give copies of what modules add to their state by `get_extra_state`, by its names in torch's state_dict."""
+    return {name: copy.deepcopy(value) for name, value in module.state_dict().items() if _is_extra(name)}
+
+
+def torch_state(state: TrainingState, module: nn.Module) -> dict[str, Any]:
+    """Give what the model's own state_dict has: weights and buffers as tensors in full precision, and extra state."""
+    arrays = model_section(state, module)[_FULL]
+    return {name: torch.from_numpy(array) for name, array in arrays.items()} | extra_section(module)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's weights and buffers, by their names in its state_dict."""
+    return {name: one for name, one in module.state_dict().items() if not _is_extra(name)}
+
+
+def _is_extra(name: str) -> bool:
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def optimizer_section(state: TrainingState) -> _Section:
@@ -103,7 +128,7 @@ def partition_section(state: TrainingState) -> _Section:
 
 def shares_section(module: nn.Module) -> _Section:
     """Give the shapes of weights whose parts processes have, and along which axis they were divided."""
-    found = {name: (tuple(one.shape), split_axis(one)) for name, one in module.state_dict().items()}
+    found = {name: (tuple(one.shape), split_axis(one)) for name, one in _tensors(module).items()}
     return {
         name: {
             "original_dim": np.array(shape, dtype=np.int64),
@@ -154,7 +179,7 @@ def load_model(
     Raises:
         RuntimeError: "Unexpected key: k in state_dict[model][precision]", if strict; or an array has another shape.
     """
-    own = module.state_dict()
+    own = _tensors(module)
     taken: list[tuple[Tensor, Tensor]] = []
     for precision, section in _renamed(section_of(given, "model")).items():
         for name, value in _mapping(section, f"state_dict[model][{precision}]").items():
@@ -200,6 +225,25 @@ def load_optimizer(state: TrainingState, given: Mapping[str, Any]) -> Callable[[
     return load
 
 
+def load_extra(module: nn.Module, given: Mapping[str, Any], *, strict: bool) -> Callable[[], None]:
+    """Make ready to give modules the extra state that they had, which the returned function does.
+
+    Raises:
+        RuntimeError: "Unexpected keys: [...] in state_dict[extra_state]", if strict.
+    """
+    section = section_of(given, _EXTRA)
+    own = [name for name in module.state_dict() if _is_extra(name)]
+    if strict and (unexpected := [name for name in section if name not in own]):
+        raise RuntimeError(f"Unexpected keys: {unexpected} in state_dict[{_EXTRA}]")
+
+    def load() -> None:
+        for name in own:
+            if name in section:
+                module.get_submodule(name.rpartition(".")[0]).set_extra_state(copy.deepcopy(section[name]))
+
+    return load
+
+
 def gathered_section(state: TrainingState) -> _Section:
     """Give the sums of gradients since the last update, of the weights that have had one."""
     reached = (one for one in state.weights if one.name in state.reached)
@@ -232,7 +276,7 @@ def load_gathered(state: TrainingState, given: Mapping[str, Any]) -> Callable[[]
 
 def copied_state(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a state_dict, with arrays and tensors of its own; values of other types are the given ones."""
-    return {name: _copied(value) for name, value in given.items()}
+    return {name: copy.deepcopy(value) if name == _EXTRA else _copied(value) for name, value in given.items()}
 
 
 def _copied(value: Any) -> Any:
@@ -308,7 +352,8 @@ def _renamed(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return a copy as an array; bfloat16, which NumPy lacks, becomes float32 without loss."""
+    """Return a copy as an array; bfloat16 and float8, which NumPy lacks, become float32 without loss."""
     own = tensor.detach().cpu()
-    own = own.float() if own.dtype is torch.bfloat16 else own.clone()
+    is_lacking = own.is_floating_point() and own.dtype not in (torch.float64, torch.float32, torch.float16)
+    own = own.float() if is_lacking else own.clone()
     return own.numpy()

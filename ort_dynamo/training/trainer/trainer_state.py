@@ -16,7 +16,9 @@ from ort_dynamo.training.train_step_info import TrainStepInfo
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.state_dicts import (
     check_keys,
+    extra_section,
     gathered_section,
+    load_extra,
     load_gathered,
     load_model,
     load_optimizer,
@@ -68,6 +70,8 @@ def trainer_state(
         },
         "train_step_info": {"optimization_step": info.optimization_step, "step": info.step},
     }
+    if extra := extra_section(running.combined.model):
+        found["extra_state"] = extra
     scaler = options.mixed_precision.loss_scaler
     if scaler is not None:
         found["loss_scaler"] = {"loss_scale": scaler.loss_scale}
@@ -119,7 +123,12 @@ def load_trainer_state(
     step = _count(steps, "step", info.step)
     scaler = options.mixed_precision.loss_scaler
     scale, stable = (None, 0) if scaler is None else _scale(section_of(given, "loss_scaler"))
-    loads = (load_model(state, module, given, strict=strict), load_optimizer(state, given), load_gathered(state, given))
+    loads = (  # the first runs the program's code, which may raise
+        load_extra(module, given, strict=strict),
+        load_model(state, module, given, strict=strict),
+        load_optimizer(state, given),
+        load_gathered(state, given),
+    )
     for load in loads:  # all of them have been looked at
         load()
     running.regrouped()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_trainers import batches, losses, make_trainer, weights
-from trained_trainers import CONFIGS, Normed, trained
+from small_trainers import DESC, batches, classify, losses, make_options, make_trainer, weights
+from trained_trainers import CONFIGS, Normed, Scaled, trained
 
 from ort_dynamo import ORTTrainer, amp
 from ort_dynamo.errors import CheckpointFileError
@@ -34,6 +34,22 @@ def test_a_checkpoint_has_the_users_dict_and_is_not_overwritten(tmp_path: Path) 
     tree = torch.utils._pytree.tree_leaves
     states = zip(tree(other.state_dict()), tree(trainer.state_dict()), strict=True)
     assert all(np.array_equal(a, b) for a, b in states)
+
+
+def test_a_checkpoint_has_the_extra_state_of_modules(tmp_path: Path) -> None:
+    trainer, other = trained("sgd", model=Scaled(3.0)), make_trainer(CONFIGS["sgd"](), model=Scaled())
+    path = tmp_path / "checkpoint.ortcp"
+    trainer.save_checkpoint(path, {"epoch": 3})
+    assert other.load_checkpoint(path) == {"epoch": 3}
+    batch = batches(1)[0]
+    assert torch.equal(other.eval_step(*batch)[1], trainer.eval_step(*batch)[1])
+    trainer._torch_model.get_extra_state = lambda: object()  # type: ignore[method-assign, union-attr]
+    refused = ORTTrainer(trainer._torch_model, DESC, CONFIGS["sgd"](), classify, make_options())
+    refused.eval_step(*batch)
+    with pytest.raises(
+        TypeError, match=r"state_dict\[extra_state\]\['_extra_state'\] cannot be stored in a checkpoint: obj"
+    ):
+        refused.save_checkpoint(tmp_path / "other.ortcp")
 
 
 def test_a_checkpoint_without_optimizer_states_keeps_those_that_are(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from formulas import adam_step
 from small_trainers import Mlp, batches, losses, make_trainer, weights
 from torch import Tensor, nn
-from trained_trainers import CONFIGS, WEIGHTS, Normed, trained
+from trained_trainers import CONFIGS, WEIGHTS, Normed, Scaled, trained
 
 from ort_dynamo import optim
 
@@ -84,6 +84,31 @@ def test_a_module_loads_a_state_in_torchs_format() -> None:
     torch.testing.assert_close(trainer.eval_step(x, y)[1], model(x).detach())
     assert "fc2.bias" not in trainer.state_dict()["optimizer"]
     assert "fc2.bias" in state
+
+
+def test_a_module_loads_its_extra_state_and_buffers_of_small_floats() -> None:
+    state = trained("sgd", model=nn.Sequential(Scaled(3.0))).state_dict(pytorch_format=True)
+    assert state["0.small"].tolist() == [0.5, 3.0]
+    model = nn.Sequential(Scaled())
+    model.load_state_dict(state)
+    assert model[0].factor == 3.0
+    assert torch.equal(model[0].small.float(), Scaled().small.float())
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_extra_state_is_loaded(deferred: bool) -> None:
+    first = trained("sgd", model=nn.Sequential(Scaled(3.0)))
+    second = make_trainer(CONFIGS["sgd"](), model=nn.Sequential(Scaled()))
+    batch = batches(1)[0]
+    if not deferred:
+        second.eval_step(*batch)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second.eval_step(*batch)[1], first.eval_step(*batch)[1])
+    given = first.state_dict()
+    given["extra_state"]["other._extra_state"] = given["extra_state"].pop("0._extra_state")
+    with pytest.raises(RuntimeError, match=r"Unexpected keys: \['other._extra_state'\] in state_dict\[extra_state\]"):
+        second.load_state_dict(given)
+    second.load_state_dict(given, strict=False)
 
 
 def test_a_state_is_a_copy() -> None:

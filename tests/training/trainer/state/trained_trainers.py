@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from small_trainers import batches, losses, make_trainer
 from torch import Tensor, nn
 
@@ -29,6 +30,25 @@ class Normed(nn.Module):
 
     def forward(self, input1: Tensor) -> Tensor:
         return self.fc2(self.drop(self.bn(self.fc1(input1))))
+
+
+class Scaled(Normed):
+    """With a factor that is its extra state, along with one of a layer; and a buffer of a dtype that NumPy lacks."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = factor
+        self.register_buffer("small", torch.tensor([0.5, 3.0]).to(torch.float8_e4m3fn))
+
+    def forward(self, input1: Tensor) -> Tensor:
+        return super().forward(input1) * self.factor
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"factor": self.factor, "seen": (torch.ones(2), None)}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        assert isinstance(state["seen"][0], Tensor)
+        self.factor = state["factor"]
 
 
 def trained(config: str = "adam", steps: int = 2, **arguments: Any) -> ORTTrainer:

@@ -155,7 +155,8 @@ class ORTTrainer:
         running = self._run(inputs)
         info, options = self._train_step_info, self.options
         info.step += 1
-        updates = info.step % options.batch.gradient_accumulation_steps == 0
+        running.change_steps(gathers=options.batch.gradient_accumulation_steps, clips=options.utils.grad_norm_clip)
+        updates = info.step % running.kind.gathers == 0
         scaler = options.mixed_precision.loss_scaler if options.mixed_precision.enabled else None
         try:
             lr = self.optim_config.lr if options.lr_scheduler is None else options.lr_scheduler._step(info)[0]

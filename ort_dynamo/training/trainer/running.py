@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -123,6 +124,19 @@ class RunningModel:
     def kind(self) -> StepKind:
         """The kind of a step that updates the weights."""
         return self._kinds[True]
+
+    def change_steps(self, *, gathers: int, clips: bool) -> None:
+        """Let later steps have other tasks; the number of steps for an update changes after the accumulation that runs.
+
+        Args:
+            gathers: over how many steps gradients are gathered.
+            clips: whether gradients are clipped.
+        """
+        kind = dataclasses.replace(self.kind, gathers=self.kind.gathers if self.state.reached else gathers, clips=clips)
+        if kind != self.kind:
+            self._kinds = {updates: dataclasses.replace(kind, updates=updates) for updates in (True, False)}
+            self.state.make_gathered(kind.gathers > 1)
+            self._begin()
 
     def evaluate_in_torch(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run the model in evaluation mode as torch does without a compiler."""

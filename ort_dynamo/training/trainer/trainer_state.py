@@ -42,7 +42,7 @@ def trainer_state(
         SeveralProcessesError: gradients are being accumulated, and each process has its own sums.
     """
     distributed = options.distributed
-    gathers = info.step % options.batch.gradient_accumulation_steps != 0
+    gathers = info.step % running.kind.gathers != 0
     if gathers and running.shares_layers:
         reason = (
             "a state in the midst of an accumulation has sums of parts of layers. Save it after a step that updates"

@@ -157,6 +157,14 @@ class TrainingState:
         """Return the tensors that an update replaces: master, then moments, of one weight after the other."""
         return [one for weight in weights for one in (weight.master, *weight.moments)]
 
+    def make_gathered(self, gathers: bool) -> None:
+        """Make the sums of gradients where gradients are gathered from now on, and drop them where they are not."""
+        for weight in self.weights:
+            if not gathers:
+                weight.gathered = None
+            elif weight.gathered is None:
+                weight.gathered = torch.zeros_like(weight.master, memory_format=torch.contiguous_format)
+
     def forget_gathered(self) -> None:
         """Begin to gather gradients anew."""
         self.reached.clear()

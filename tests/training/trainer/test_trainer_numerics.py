@@ -80,6 +80,28 @@ def test_gradients_are_clipped_over_all_weights_where_asked_to(make: Any, clips:
     assert np.abs(plain.weights[name] - other.weights[name]).max() > 1e-3
 
 
+@FORMS
+@pytest.mark.parametrize("first", [1, 2])
+def test_the_number_of_gathered_steps_and_clipping_may_change(first: int, one_session: bool) -> None:
+    config = optim.AdamConfig(lr=0.5, max_norm_clip=0.05, epsilon=1.0)
+    trainer = make_trainer(config, one_session=one_session, batch={"gradient_accumulation_steps": first})
+    plain = PlainLoop(trainer._torch_model, config, gathers=first)  # type: ignore[arg-type]
+    updates = []
+    for step, batch in enumerate(batches(10), 1):
+        trainer.train_step(*batch)
+        plain.step(*batch)
+        assert_same_weights(trainer, plain.weights, f"step {step}")
+        updates.append(trainer._train_step_info.optimization_step)
+        if step == 2:
+            plain._gathers = trainer.options.batch.gradient_accumulation_steps = 3 - first
+            plain._clips = trainer.options.utils.grad_norm_clip = False
+        elif step == 5:
+            trainer.options.batch.gradient_accumulation_steps = 3
+        if step == (6 if first == 1 else 5):  # after 5 steps, an accumulation of 2 runs, and ends first
+            plain._gathers = 3
+    assert updates == ([1, 2, 2, 3, 3, 4, 4, 4, 5, 5] if first == 1 else [0, 1, 2, 3, 4, 5, 5, 5, 6, 6])
+
+
 def test_sgd_is_not_clipped() -> None:
     config = optim.SGDConfig(lr=10.0)
     trainer = make_trainer(config)

@@ -186,6 +186,7 @@ def image_calls(operator: Any, shape: Sequence[int], order: Sequence[int], dtype
     scale, shift, mean, variance = norm_arguments(x)
     none: tuple[None, ...] = (None, None)
     statistics = torch.rand(c), torch.rand(c)
+    slopes = torch.rand(1, c, 1, 1).to(dtype), torch.rand(1, 1, 1, 1).to(dtype)
     pooled = [[2, 2], [1, 1], [1, 1], [1, 1], False]
     match operator:
         case aten.convolution.default | aten.convolution_backward.default:
@@ -215,6 +216,10 @@ def image_calls(operator: Any, shape: Sequence[int], order: Sequence[int], dtype
             for groups in (1, c):
                 _, *moments = aten.native_group_norm.default(x, scale, shift, n, c, h * w, groups, 1e-5)
                 yield [y, x, *moments, scale, n, c, h * w, groups, [True, True, True]]
+        case aten._prelu_kernel.default:
+            yield from ([x, slope] for slope in slopes)
+        case aten._prelu_kernel_backward.default:
+            yield from ([y, x, slope] for slope in slopes)
         case aten.max_pool2d_with_indices.default:
             yield [x, [2, 2], [1, 1], [1, 1]]
             yield [x, [1, 1], [1, 1]]

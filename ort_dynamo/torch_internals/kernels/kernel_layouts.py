@@ -99,6 +99,8 @@ IMAGE_OPERATORS: frozenset[object] = frozenset(
         aten.batch_norm_backward.default,
         aten.native_group_norm.default,
         aten.native_group_norm_backward.default,
+        aten._prelu_kernel.default,
+        aten._prelu_kernel_backward.default,
         aten.max_pool2d_with_indices.default,
         aten.max_pool2d_with_indices_backward.default,
         aten.avg_pool2d.default,

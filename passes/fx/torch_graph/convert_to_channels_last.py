@@ -19,7 +19,14 @@ from ort_dynamo.passes.fx.analysis.fake_values import propagate
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
 from ort_dynamo.passes.fx.analysis.storage_places import reads_by_place
 from ort_dynamo.passes.fx.analysis.views import is_expanded
-from ort_dynamo.passes.fx.torch_graph.center_group_norms import GROUP_NORM, can_center, center
+from ort_dynamo.passes.fx.torch_graph.channels_last_forms import (
+    GROUP_NORM,
+    can_center,
+    center,
+    is_of_one_expanded,
+    puts_in_order,
+    slice_of,
+)
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
     CONVOLUTIONS,
     convolution_weight,
@@ -29,7 +36,7 @@ from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import KEPT, add_chosen
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernels.kernel_layouts import IMAGE_OPERATORS, convolves_in_onednn, follows_layout
-from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_pointwise
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten
 from ort_dynamo.torch_internals.kernels.view_operators import ALIASES
 from ort_dynamo.torch_internals.sizes.symbols import known_equal, known_true
 
@@ -105,14 +112,16 @@ class _Layout:
     def _visit(self, node: Node) -> None:
         if convolves_images(node) and not self._wants_channels_last(node):
             self._read_as_traced(node)
-        elif _is_of_one_expanded(node):
+        elif is_of_one_expanded(node):
             self._expand_late(node)
         elif not convolves_images(node) and self._is_as_traced(node):
             return
-        elif _puts_in_order(node):
+        elif puts_in_order(node):
             self._merge_copy(node)
         elif node.target is operator.getitem or node.target in _VIEWS:
             self._propagate(node)
+        elif node.users and all(map(slice_of, node.users)):  # a split, whose parts become slices
+            self._slice(node)
         elif not self._follow(node):
             self._read_as_traced(node)
             propagate([node])
@@ -140,6 +149,14 @@ class _Layout:
         node.replace_all_uses_with(late)
         self._gm.graph.erase_node(node)
         self._moved[late] = node.meta["val"]
+        self._modified = True
+
+    def _slice(self, split: Node) -> None:
+        """Make slices of the parts of a split."""
+        for part in tuple(split.users):
+            part.args, part.target = slice_of(part) or (), aten.slice.Tensor
+            part.meta[CHOSEN] = split.meta[CHOSEN]
+        self._gm.graph.erase_node(split)
         self._modified = True
 
     def _merge_copy(self, node: Node) -> None:
@@ -197,7 +214,7 @@ class _Layout:
             images = [one for one in tensors if _has_shape(one, value) and not _is_repeated(one.meta["val"])]
         else:
             return None, []
-        orders = [order for one in images if one in self._moved and (order := self._order(one)) is not None]
+        orders = [order for one in images if one in self._moved and (order := _order(one)) is not None]
         if not orders:
             return None, []
         if node.target in IMAGE_OPERATORS:
@@ -209,8 +226,9 @@ class _Layout:
         fake = image.meta["val"]
         if fake.dim() == len(layout) and has_strides(fake, layout):
             return image
-        is_followed = image in self._moved and (self._order(image) is not None or _is_expanded(image))
-        if layout != _CHANNELS_LAST or fake.dim() != 4 or not (is_followed or _is_contiguous(fake)):
+        order = _order(image)
+        is_followed = image in self._moved and (order is not None or _is_expanded(image))
+        if layout != _CHANNELS_LAST or fake.dim() != 4 or not (is_followed or order == _CONTIGUOUS_IMAGES):
             return None
         if image not in self._over:
             with self._gm.graph.inserting_before(reader):
@@ -218,13 +236,6 @@ class _Layout:
             _put_in_half_of(copied, reader)
             self._moved[copied] = self._moved.get(image, fake)
         return self._over[image]
-
-    def _order(self, image: Node) -> tuple[int, ...] | None:
-        """Return the order of an image's dimensions in memory; a slice of an image has its order, with gaps."""
-        source = image.args[0] if image.target is aten.slice.Tensor else None
-        if isinstance(source, Node) and source in self._moved and _is_channels_last(source.meta["val"]):
-            return _CHANNELS_LAST
-        return _order_of(image.meta["val"])
 
     def _propagate(self, node: Node) -> None:
         before = node.meta.get("val")
@@ -344,22 +355,6 @@ def _is_expanded(node: Any) -> bool:
     return isinstance(node, Node) and node.target is aten.expand.default
 
 
-def _is_of_one_expanded(node: Node) -> bool:
-    """Check whether a node is a pointwise op whose only input is an expanded tensor; all copies get one value."""
-    return (
-        is_pointwise(node.target)
-        and node.target is not aten.clone.default
-        and len(node.all_input_nodes) == 1
-        and not is_random(node)
-        and _is_expanded(node.args[0])
-        and _is_contiguous(node.meta["val"])
-    )
-
-
-def _puts_in_order(node: Node) -> bool:
-    return node.target is aten.clone.default and node.kwargs == {"memory_format": torch.contiguous_format}
-
-
 def _has_shape(node: Node, value: torch.Tensor) -> bool:
     return known_equal(node.meta["val"].shape, value.shape)
 
@@ -371,8 +366,7 @@ def _is_repeated(fake: torch.Tensor) -> bool:
 def _agrees(fake: torch.Tensor, order: tuple[int, ...]) -> bool:
     """Check whether a broadcast or expanded operand leaves the order of the other operands' dimensions unchanged.
 
-    It has at most one dimension of several elements, or these lie in memory in that order.
-    """
+    It has at most one dimension of several elements, or these lie in memory in that order."""
     missing = len(order) - fake.dim()
     axes = [axis - missing for axis in order if axis >= missing]
     long = [axis for axis in axes if not known_true(fake.shape[axis] == 1) and not known_true(fake.stride(axis) == 0)]
@@ -383,6 +377,12 @@ def _strides(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tuple(value.stride())
     return [_strides(one) for one in value] if isinstance(value, (tuple, list)) else None
+
+
+def _order(image: Node) -> tuple[int, ...] | None:
+    """Return the order of an image's dimensions in memory; a slice has that of its source, with gaps."""
+    order, part = _order_of(image.meta["val"]), image.args if image.target is aten.slice.Tensor else slice_of(image)
+    return order if order or not part else _order(part[0])  # type: ignore[arg-type]
 
 
 def _order_of(fake: torch.Tensor) -> tuple[int, ...] | None:

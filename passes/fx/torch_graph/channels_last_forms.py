@@ -1,7 +1,8 @@
-"""Subtract means before a group normalization in channels_last, whose kernel cancels digits without that.
+"""Forms of calls that channels_last asks for: group normalizations less the means, and slices for parts of a split.
 
-Torch's CPU kernel for contiguous images updates a mean and a sum of squared deviations from it. Its kernel for
-channels_last computes
+A group normalization subtracts means before, since the kernel for channels_last cancels digits without that. Torch's
+CPU kernel for contiguous images updates a mean and a sum of squared deviations from it. Its kernel for channels_last
+computes
 
     variance = sum(x^2) / n - mean^2
 
@@ -19,12 +20,15 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.graph.boundary import has_strides
+from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
+from ort_dynamo.torch_internals.kernels.operators import aten, is_pointwise
 
-__all__ = ["GROUP_NORM", "can_center", "center"]
+__all__ = ["GROUP_NORM", "can_center", "center", "is_of_one_expanded", "puts_in_order", "slice_of"]
 
 GROUP_NORM = aten.native_group_norm.default
 _GRADIENT = aten.native_group_norm_backward.default
+_SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 
 
 def can_center(norm: Node) -> bool:
@@ -72,3 +76,39 @@ def _is_gradient(reader: Node, norm: Node, image: Node) -> bool:
         return False
     mean: Any = reader.args[2]
     return mean.target is operator.getitem and mean.args[0] is norm
+
+
+def slice_of(part: Node) -> tuple[Node, int, int, int] | None:
+    """Give the arguments of the slice that a part of a split is; None for another node, and for symbolic sizes."""
+    if part.target is not operator.getitem:
+        return None
+    split: Any = part.args[0]
+    index: Any = part.args[1]
+    if split.target not in _SPLITS:
+        return None
+    source, sizes, axis = (*split.args, 0)[:3]
+    if isinstance(sizes, int):
+        return source, axis, index * sizes, (index + 1) * sizes
+    if not isinstance(sizes, (list, tuple)) or not all(isinstance(size, int) for size in sizes):
+        return None
+    start = sum(sizes[:index])
+    return source, axis, start, start + sizes[index]
+
+
+def is_of_one_expanded(node: Node) -> bool:
+    """Check whether a node is a pointwise op whose only input is an expanded tensor; all copies get one value."""
+    given = node.args[0] if node.args else None
+    return (
+        is_pointwise(node.target)
+        and node.target is not aten.clone.default
+        and len(node.all_input_nodes) == 1
+        and not is_random(node)
+        and isinstance(given, Node)
+        and given.target is aten.expand.default
+        and has_strides(node.meta["val"], range(node.meta["val"].dim()))
+    )
+
+
+def puts_in_order(node: Node) -> bool:
+    """Check whether a node is a copy in contiguous order."""
+    return node.target is aten.clone.default and node.kwargs == {"memory_format": torch.contiguous_format}

@@ -1,4 +1,4 @@
-"""Group normalizations in channels_last: as exact as torch's kernel for contiguous images, which the others are not."""
+"""Group normalizations in channels_last, which must be as exact as those of contiguous images; parts of a split."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from channels_last_graphs import IMAGES, WEIGHT, conv, converted, traced
+from channels_last_graphs import IMAGES, WEIGHT, assert_same, conv, converted, traced
 
 from ort_dynamo.fx_testing import assert_fx_rewrites
 from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
@@ -122,3 +122,43 @@ def test_half_types_are_normalized_as_they_were_traced(dtype: torch.dtype) -> No
     gm, modified = converted(lambda x, w: normalized(conv(x, w), 2)[0], IMAGES.to(dtype), WEIGHT.to(dtype))
     assert modified
     assert not gm.graph.find_nodes(op="call_function", target=aten.sub.Tensor)
+
+
+def test_parts_of_a_split_become_slices() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        one, other = conv(x, w).chunk(2, 1)
+        return one * other
+
+    gm = traced(function, IMAGES, WEIGHT)
+    gaps = "f32[2, 4, 12, 12] strides (1152, 144, 12, 1)"
+    assert_fx_rewrites(
+        ConvertToChannelsLast(),
+        f"""
+        x_1: f32[2, 8, 12, 12]
+        w_1: f32[8, 8, 3, 3]
+        convolution = aten.convolution.default(x_1, w_1, {PADDED})  # f32[2, 8, 12, 12] | chosen
+        split = aten.split.Tensor(convolution, 4, 1)  # chosen
+        getitem = split[0]  # {gaps} | chosen
+        getitem_1 = split[1]  # {gaps} | chosen
+        mul = aten.mul.Tensor(getitem, getitem_1)  # f32[2, 4, 12, 12] | chosen
+        return mul
+        """,
+        f"""
+        x_1: f32[2, 8, 12, 12]
+        w_1: f32[8, 8, 3, 3]
+        clone = aten.clone.default(x_1, memory_format=torch.channels_last)  # f32[2, 8, 12, 12] channels_last | {FASTER}
+        convolution = aten.convolution.default(clone, w_1, {PADDED})  # f32[2, 8, 12, 12] channels_last | chosen
+        slice = aten.slice.Tensor(convolution, 1, 0, 4)  # f32[2, 4, 12, 12] strides (1152, 1, 96, 8) | chosen
+        slice_1 = aten.slice.Tensor(convolution, 1, 4, 8)  # f32[2, 4, 12, 12] strides (1152, 1, 96, 8) | chosen
+        clone_1 = aten.clone.default(slice, memory_format=torch.channels_last)
+            # f32[2, 4, 12, 12] channels_last | {FASTER}
+        clone_2 = aten.clone.default(slice_1, memory_format=torch.channels_last)
+            # f32[2, 4, 12, 12] channels_last | {FASTER}
+        mul = aten.mul.Tensor(clone_1, clone_2)  # f32[2, 4, 12, 12] channels_last | chosen
+        clone_3 = aten.clone.default(mul, {ORDERED})  # f32[2, 4, 12, 12] | {FASTER}
+        return clone_3
+        """,
+        gm,
+        run=False,
+    )
+    assert_same(gm, function, IMAGES, WEIGHT)

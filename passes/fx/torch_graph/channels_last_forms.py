@@ -32,50 +32,46 @@ _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 
 
 def can_center(norm: Node) -> bool:
-    """Check whether only gradients of the normalization read its mean, and a difference is as exact as its operands.
-
-    A difference of half types would be rounded to their few digits.
-    """
+    """Check whether a difference is as exact as its operands: one of half types is rounded to their few digits."""
     image: Any = norm.args[0]
-    is_single = image.meta["val"].dtype == torch.float32 and isinstance(norm.args[4], int)
-    readers = (reader for mean in norm.users if mean.args[1] == 1 for reader in mean.users)
-    return is_single and all(_is_gradient(reader, norm, image) for reader in readers)
+    return image.meta["val"].dtype == torch.float32 and isinstance(norm.args[4], int)
 
 
-def center(norm: Node, image: Node, add: Callable[..., Node]) -> Node:
-    """Normalize an image less its means, in the forward and in the gradients.
+def center(norm: Node, given: Node, add: Callable[..., Node]) -> list[Node]:
+    """Normalize an image less the means of its groups; a gradient subtracts them anew, so nothing more is saved.
 
     Args:
         norm: a normalization that `can_center` has accepted.
-        image: the node that it read when it was accepted; its operand may be a copy since.
+        given: the image that the program gave it; its operand may be a copy since.
         add: adds a call for a node: that node, the target, the arguments.
 
     Returns:
-        The difference: the image's shape, dtype and strides.
+        The differences that gradients read: the image's shape, dtype and strides.
     """
-    operand, (channels, _, groups) = norm.args[0], norm.args[4:7]
+    differences: list[Node] = []
+    image, (channels, _, groups) = norm.args[0], norm.args[4:7]
     with norm.graph.inserting_before(norm):
-        mean = add(norm, aten.mean.dim, (operand, [2, 3], True))
+        mean = shift = add(norm, aten.mean.dim, (image, [2, 3], True))
         if groups != channels:
             rows = add(norm, aten.view.default, (mean, [-1, groups, channels // groups]))  # type: ignore[operator]
             mean = add(norm, aten.mean.dim, (rows, [2], True))
-            mean = add(norm, aten.expand.default, (mean, [-1, -1, channels // groups]))  # type: ignore[operator]
-            mean = add(norm, aten.clone.default, (mean,), {"memory_format": torch.contiguous_format})
-            mean = add(norm, aten.view.default, (mean, [-1, channels, 1, 1]))
-        centered = add(norm, aten.sub.Tensor, (operand, mean))
-    norm.update_arg(0, centered)
-    for reader in {reader for result in norm.users for reader in result.users}:
-        if _is_gradient(reader, norm, image):
-            reader.update_arg(1, centered)
-    return centered
-
-
-def _is_gradient(reader: Node, norm: Node, image: Node) -> bool:
-    """Check whether a node is the gradient of a normalization of an image."""
-    if reader.target is not _GRADIENT or reader.args[1] is not image:
-        return False
-    mean: Any = reader.args[2]
-    return mean.target is operator.getitem and mean.args[0] is norm
+            wide = add(norm, aten.expand.default, (mean, [-1, -1, channels // groups]))  # type: ignore[operator]
+            ordered = add(norm, aten.clone.default, (wide,), {"memory_format": torch.contiguous_format})
+            shift = add(norm, aten.view.default, (ordered, [-1, channels, 1, 1]))
+        norm.update_arg(0, add(norm, aten.sub.Tensor, (image, shift)))
+    for result in [result for result in norm.users if result.args[1] == 1]:
+        gradients = [one for one in result.users if one.target is _GRADIENT and one.args[1:3] == (given, result)]
+        for gradient in gradients:
+            with norm.graph.inserting_before(gradient):
+                differences.append(add(gradient, aten.sub.Tensor, (image, shift)))
+            gradient.update_arg(1, differences[-1])
+        if len(gradients) < len(result.users):
+            with norm.graph.inserting_before(result.next):
+                flat = add(norm, aten.view.default, (mean, [-1, groups]))
+                total = add(norm, aten.add.Tensor, (result, flat))
+            own = {total, *gradients}
+            result.replace_all_uses_with(total, lambda user, own=own: user not in own)  # type: ignore[misc]
+    return differences
 
 
 def slice_of(part: Node) -> tuple[Node, int, int, int] | None:

@@ -197,7 +197,7 @@ class _Layout:
             self._note(node, before)
         if centers:
             given: Any = arguments[0][0]
-            self._moved[center(node, given, _add)] = self._moved.get(given, given.meta["val"])
+            self._moved |= dict.fromkeys(center(node, given, _add), self._moved.get(given, given.meta["val"]))
         self._modified |= any(copied is not image for image, copied in in_layout.items())
         return True
 

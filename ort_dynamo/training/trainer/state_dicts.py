@@ -229,17 +229,20 @@ def load_extra(module: nn.Module, given: Mapping[str, Any], *, strict: bool) -> 
     """Make ready to give modules the extra state that they had, which the returned function does.
 
     Raises:
-        RuntimeError: "Unexpected keys: [...] in state_dict[extra_state]", if strict.
+        RuntimeError: "Missing keys: [...] in state_dict[extra_state]", or "Unexpected keys: [...]", if strict.
     """
     section = section_of(given, _EXTRA)
-    own = [name for name in module.state_dict() if _is_extra(name)]
-    if strict and (unexpected := [name for name in section if name not in own]):
-        raise RuntimeError(f"Unexpected keys: {unexpected} in state_dict[{_EXTRA}]")
+    named = {name: module.get_submodule(name.rpartition(".")[0]) for name in module.state_dict() if _is_extra(name)}
+    takers = {name: one for name, one in named.items() if type(one).set_extra_state is not nn.Module.set_extra_state}
+    if strict and takers and _EXTRA not in given:
+        warnings.warn(f"Missing key: {_EXTRA} in state_dict", UserWarning, stacklevel=4)
+    elif strict:
+        _check_same(takers, section, f"state_dict[{_EXTRA}]", ())
 
     def load() -> None:
-        for name in own:
+        for name, taker in takers.items():
             if name in section:
-                module.get_submodule(name.rpartition(".")[0]).set_extra_state(copy.deepcopy(section[name]))
+                taker.set_extra_state(copy.deepcopy(section[name]))
 
     return load
 
@@ -257,19 +260,16 @@ def load_gathered(state: TrainingState, given: Mapping[str, Any]) -> Callable[[]
         RuntimeError: an array has another shape.
     """
     section = section_of(given, "gathered_gradients")
-    taken = [
-        (
-            one.gathered,
-            _like(_part(section[one.name], one.parameter), one.gathered, f"state_dict[gathered_gradients][{one.name}]"),
-        )
-        for one in state.weights
-        if one.gathered is not None and one.name in section
-    ]
+    taken = []
+    for one in state.weights:
+        if one.name in section:
+            like, part = one.master if one.gathered is None else one.gathered, _part(section[one.name], one.parameter)
+            taken.append((one, _like(part, like, f"state_dict[gathered_gradients][{one.name}]")))
 
     def load() -> None:
         state.forget_gathered()
-        _copy(taken)
-        state.reached.update(one.name for one in state.weights if one.gathered is not None and one.name in section)
+        _copy((one.gathered, value) for one, value in taken if one.gathered is not None)
+        state.reached.update(one.name for one, _ in taken if one.gathered is not None)
 
     return load
 

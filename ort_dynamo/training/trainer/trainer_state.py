@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,6 +88,7 @@ def trainer_state(
         found["model"] = {"full_precision": {name: value for name, value in full.items() if name in names}}
     if gathers:
         found["gathered_gradients"] = gathered_section(running.state)
+        found["trainer_options"]["gradient_accumulation_steps"] = running.kind.gathers
     return found
 
 
@@ -118,15 +120,18 @@ def load_trainer_state(
         if running.own_names is not None:
             others = own["model"]["full_precision"].keys() - running.own_names
         check_keys(own, given, free=others)
-    steps = section_of(given, "train_step_info")
-    optimization_step = _count(steps, "optimization_step", info.optimization_step)
-    step = _count(steps, "step", info.step)
+    optimization_step = _count(given, "train_step_info", "optimization_step", info.optimization_step)
+    step = _count(given, "train_step_info", "step", info.step)
+    gathers = options.batch.gradient_accumulation_steps
+    if "gathered_gradients" in given:
+        gathers = _count(given, "trainer_options", "gradient_accumulation_steps", gathers, least=1)
     scaler = options.mixed_precision.loss_scaler
     scale, stable = (None, 0) if scaler is None else _scale(section_of(given, "loss_scaler"))
     loads = (  # the first runs the program's code, which may raise
         load_extra(module, given, strict=strict),
         load_model(state, module, given, strict=strict),
         load_optimizer(state, given),
+        partial(_begin_accumulation, running, gathers, clips=options.utils.grad_norm_clip),
         load_gathered(state, given),
     )
     for load in loads:  # all of them have been looked at
@@ -137,6 +142,12 @@ def load_trainer_state(
         scaler.loss_scale = scale
         if hasattr(scaler, "_stable_steps_count"):
             scaler._stable_steps_count = stable
+
+
+def _begin_accumulation(running: RunningModel, gathers: int, *, clips: bool) -> None:
+    """Forget the accumulation that runs, and gather gradients over a number of steps from now on."""
+    running.state.forget_gathered()
+    running.change_steps(gathers=gathers, clips=clips)
 
 
 def _scale(section: Mapping[str, Any]) -> tuple[float | None, int]:
@@ -154,12 +165,12 @@ def _scale(section: Mapping[str, Any]) -> tuple[float | None, int]:
     return scale, stable
 
 
-def _count(section: Mapping[str, Any], name: str, default: int) -> int:
-    value = section.get(name, default)
+def _count(given: Mapping[str, Any], section: str, name: str, default: int, least: int = 0) -> int:
+    value = section_of(given, section).get(name, default)
     try:
         count = int(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise RuntimeError(f"state_dict[train_step_info][{name}] is {value!r}, where a number is expected") from error
-    if count < 0:
-        raise RuntimeError(f"state_dict[train_step_info][{name}] is {value!r}, where a number >= 0 is expected")
+        raise RuntimeError(f"state_dict[{section}][{name}] is {value!r}, where a number is expected") from error
+    if count < least:
+        raise RuntimeError(f"state_dict[{section}][{name}] is {value!r}, where a number >= {least} is expected")
     return count

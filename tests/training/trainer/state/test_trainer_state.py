@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from formulas import adam_step
-from small_trainers import Mlp, batches, losses, make_trainer, weights
+from small_trainers import FORMS, Mlp, assert_same_weights, batches, losses, make_trainer, weights
 from torch import Tensor, nn
 from trained_trainers import CONFIGS, WEIGHTS, Normed, Scaled, trained
 
@@ -105,10 +106,65 @@ def test_extra_state_is_loaded(deferred: bool) -> None:
     second.load_state_dict(first.state_dict())
     assert torch.equal(second.eval_step(*batch)[1], first.eval_step(*batch)[1])
     given = first.state_dict()
-    given["extra_state"]["other._extra_state"] = given["extra_state"].pop("0._extra_state")
+    given["extra_state"]["other._extra_state"] = None
     with pytest.raises(RuntimeError, match=r"Unexpected keys: \['other._extra_state'\] in state_dict\[extra_state\]"):
         second.load_state_dict(given)
     second.load_state_dict(given, strict=False)
+
+
+@pytest.mark.parametrize("section", [None, {}])
+def test_extra_state_that_is_missing_stays(section: dict[str, Any] | None) -> None:
+    trainer = trained("sgd", model=nn.Sequential(Scaled(3.0)))
+    given = trainer.state_dict()
+    del given["extra_state"]
+    if section is None:
+        with pytest.warns(UserWarning, match=r"^Missing key: extra_state in state_dict$"):
+            trainer.load_state_dict(given)
+    else:
+        given["extra_state"] = section
+        with pytest.raises(RuntimeError, match=r"Missing keys: \['0._extra_state'\] in state_dict\[extra_state\]"):
+            trainer.load_state_dict(given)
+    trainer.load_state_dict(given, strict=False)
+    assert trainer.state_dict()["extra_state"]["0._extra_state"]["factor"] == 3.0
+
+
+def test_extra_state_that_a_module_cannot_take_is_unexpected() -> None:
+    class Giving(Normed):
+        def get_extra_state(self) -> int:
+            return 3
+
+    trainer = trained("sgd", model=Giving())
+    with pytest.raises(RuntimeError, match=r"Unexpected keys: \['_extra_state'\] in state_dict\[extra_state\]"):
+        trainer.load_state_dict(trainer.state_dict())
+    trainer.load_state_dict(trainer.state_dict(), strict=False)
+
+
+@FORMS
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_state_of_an_accumulation_is_loaded_whichever_ran_before(steps: int, one_session: bool) -> None:
+    data = batches(9)
+    first = make_trainer(CONFIGS["adam"](), one_session=one_session, batch={"gradient_accumulation_steps": 3})
+    losses(first, data[:4])
+    second = make_trainer(CONFIGS["adam"](), one_session=one_session, batch={"gradient_accumulation_steps": steps})
+    losses(second, data[5:6])
+    second.options.batch.gradient_accumulation_steps = 3
+    second.load_state_dict(first.state_dict())
+    assert losses(second, data[4:]) == losses(first, data[4:])
+    assert_same_weights(second, weights(first))
+
+
+@FORMS
+def test_a_copy_ends_an_accumulation_with_the_number_that_it_began_with(one_session: bool) -> None:
+    data = batches(9)
+    trainer = make_trainer(CONFIGS["adam"](), one_session=one_session, batch={"gradient_accumulation_steps": 2})
+    losses(trainer, data[:3])
+    trainer.options.batch.gradient_accumulation_steps = 3
+    other, state = copy.deepcopy(trainer), trainer.state_dict()
+    assert state["trainer_options"]["gradient_accumulation_steps"] == 2
+    assert losses(other, data[3:]) == losses(trainer, data[3:])
+    state["trainer_options"]["gradient_accumulation_steps"] = 0
+    with pytest.raises(RuntimeError, match=r"\[gradient_accumulation_steps\] is 0, where a number >= 1 is expected"):
+        trainer.load_state_dict(state)
 
 
 def test_a_state_is_a_copy() -> None:

@@ -296,14 +296,14 @@ def _same(old: Any, new: Any, made: Mapping[int, Node]) -> bool:
 def caller_layout(value: Any) -> Any:
     """Describe an output as a caller sees it: dtype, device, shape, and strides of dimensions of several elements.
 
-    Strides that depend on sizes have several spellings: contiguous ones are named.
+    Strides that depend on sizes have several spellings, so contiguous ones are named.
     """
     if not isinstance(value, torch.Tensor):
         return str(value)
     shape = tuple(map(str, value.shape))
     if value.layout is not torch.strided:
         return value.dtype, value.device, shape
-    if any(isinstance(step, torch.SymInt) for step in value.stride()) and has_strides(value, range(value.dim())):
+    if has_strides(value, range(value.dim())):
         return value.dtype, value.device, shape, "contiguous"
     steps = zip(value.shape, value.stride(), strict=True)
     strides = tuple("any" if known_true(size == 1) else str(step) for size, step in steps)

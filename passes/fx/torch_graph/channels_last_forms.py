@@ -21,14 +21,37 @@ import torch
 from torch.fx import Node
 
 from ort_dynamo.graph.boundary import has_strides
+from ort_dynamo.graph.marks import HALF
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
 from ort_dynamo.torch_internals.kernels.operators import aten, is_pointwise
+from ort_dynamo.torch_internals.sizes.symbols import known_equal
 
-__all__ = ["GROUP_NORM", "can_center", "center", "is_of_one_expanded", "puts_in_order", "slice_of"]
+__all__ = [
+    "GROUP_NORM",
+    "can_center",
+    "center",
+    "has_sizes_of_images",
+    "is_of_one_expanded",
+    "puts_in_order",
+    "slice_of",
+]
 
 GROUP_NORM = aten.native_group_norm.default
 _GRADIENT = aten.native_group_norm_backward.default
 _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
+
+
+def has_sizes_of_images(node: Node) -> bool:
+    """Check that a normalization of groups, or its gradient, is not told to read the memory as other images.
+
+    Its numbers of images and channels are arguments, of which torch checks the product alone. Other nodes have none.
+    """
+    if node.target not in (GROUP_NORM, _GRADIENT):
+        return True
+    place, first = (0, 3) if node.target is GROUP_NORM else (1, 5)
+    image: Any = node.args[place]
+    sizes = [one.meta["val"] if isinstance(one, Node) else one for one in node.args[first : first + 2]]
+    return known_equal(sizes, image.meta["val"].shape[:2])  # type: ignore[arg-type]
 
 
 def can_center(norm: Node) -> bool:
@@ -38,7 +61,9 @@ def can_center(norm: Node) -> bool:
 
 
 def center(norm: Node, given: Node, add: Callable[..., Node]) -> list[Node]:
-    """Normalize an image less the means of its groups; a gradient subtracts them anew, so nothing more is saved.
+    """Normalize an image less the means of its groups, in the forward and in the gradients.
+
+    Where a backward reads the image itself, too, a gradient computes the difference again: not both are saved.
 
     Args:
         norm: a normalization that `can_center` has accepted.
@@ -46,9 +71,8 @@ def center(norm: Node, given: Node, add: Callable[..., Node]) -> list[Node]:
         add: adds a call for a node: that node, the target, the arguments.
 
     Returns:
-        The differences that gradients read: the image's shape, dtype and strides.
+        The differences: the image's shape, dtype and strides.
     """
-    differences: list[Node] = []
     image, (channels, _, groups) = norm.args[0], norm.args[4:7]
     with norm.graph.inserting_before(norm):
         mean = shift = add(norm, aten.mean.dim, (image, [2, 3], True))
@@ -58,12 +82,16 @@ def center(norm: Node, given: Node, add: Callable[..., Node]) -> list[Node]:
             wide = add(norm, aten.expand.default, (mean, [-1, -1, channels // groups]))  # type: ignore[operator]
             ordered = add(norm, aten.clone.default, (wide,), {"memory_format": torch.contiguous_format})
             shift = add(norm, aten.view.default, (ordered, [-1, channels, 1, 1]))
-        norm.update_arg(0, add(norm, aten.sub.Tensor, (image, shift)))
+        differences = [add(norm, aten.sub.Tensor, (image, shift))]
+    norm.update_arg(0, differences[0])
     for result in [result for result in norm.users if result.args[1] == 1]:
         gradients = [one for one in result.users if one.target is _GRADIENT and one.args[1:3] == (given, result)]
+        others = (one for one in given.users if one not in gradients)
+        is_saved = image is given and any("backward" in one.meta.get(HALF, "") for one in others)
         for gradient in gradients:
-            with norm.graph.inserting_before(gradient):
-                differences.append(add(gradient, aten.sub.Tensor, (image, shift)))
+            if is_saved:
+                with norm.graph.inserting_before(gradient):
+                    differences.append(add(gradient, aten.sub.Tensor, (image, shift)))
             gradient.update_arg(1, differences[-1])
         if len(gradients) < len(result.users):
             with norm.graph.inserting_before(result.next):

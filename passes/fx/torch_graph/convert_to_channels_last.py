@@ -23,6 +23,7 @@ from ort_dynamo.passes.fx.torch_graph.channels_last_forms import (
     GROUP_NORM,
     can_center,
     center,
+    has_sizes_of_images,
     is_of_one_expanded,
     puts_in_order,
     slice_of,
@@ -104,9 +105,8 @@ class _Layout:
                 self._read_as_traced(node)
             elif node.op == "call_function":
                 self._visit(node)
-        for copied in self._over.values():
-            if not copied.users:  # of an operator that did not follow
-                self._gm.graph.erase_node(copied)
+        for copied in [one for one in self._over.values() if not one.users]:  # of an operator that did not follow
+            self._gm.graph.erase_node(copied)
         return self._modified
 
     def _visit(self, node: Node) -> None:
@@ -124,7 +124,7 @@ class _Layout:
             self._slice(node)
         elif not self._follow(node):
             self._read_as_traced(node)
-            propagate([node])
+            propagate([node, *(user for user in node.users if user.target is operator.getitem)])
 
     def _wants_channels_last(self, convolution: Node) -> bool:
         """Check whether a convolution gains: oneDNN takes its dtype, and no larger weight is reordered instead."""
@@ -207,7 +207,7 @@ class _Layout:
         if node.target in CONVOLUTIONS:
             weight = node.args[1 if node.target is CONVOLUTIONS[0] else 2]
             return _CHANNELS_LAST, [one for one in tensors if one.meta["val"].dim() == 4 and one is not weight]
-        if node.target in IMAGE_OPERATORS:
+        if node.target in IMAGE_OPERATORS and has_sizes_of_images(node):
             images = [one for one in tensors if one.meta["val"].dim() == 4]
         elif follows_layout(node.target) and not is_random(node):
             value = next(one for one in _values(node) if isinstance(one, torch.Tensor))

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo import passes
-from ort_dynamo.passes.fx.analysis.fake_values import FakeValues, add_call, differences, separate_memory
+from ort_dynamo.passes.fx.analysis.fake_values import FakeValues, add_call, caller_layout, differences, separate_memory
 from ort_dynamo.torch_internals.fakes import storage_identity
 
 aten = torch.ops.aten
@@ -127,6 +127,17 @@ def test_sizes_that_depend_on_data_stay_bound() -> None:
         found.args = (add_call(gm.graph, aten.neg.default, (given,)),)
     values.update()
     assert found.meta["val"] is before
+
+
+def test_contiguous_strides_are_the_same_in_any_spelling() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        given = torch.empty_strided((2, 8, 1), (8, 1, x.shape[0]))  # any stride of one element
+        return given, torch.empty_strided((2, 8, 1), (8, 1, 1))
+
+    _, nodes = graph_of(function, torch.ones(5), mode="symbolic")
+    layouts = {caller_layout(node.meta["val"]) for node in nodes.values() if "empty_strided" in node.name}
+    assert len(layouts) == 1
+    assert len({caller_layout(torch.empty_strided((2, 8), strides)) for strides in ((8, 1), (1, 2), (9, 1))}) == 3
 
 
 def test_a_partition_that_recomputes_one_of_two_results_gives_both_memory() -> None:

@@ -119,16 +119,37 @@ def test_gradients_of_another_image_and_in_another_layout(mode: str) -> None:
     assert [one.args[1].target is aten.sub.Tensor for one in gradients] == [False, True, False]
 
 
-def test_a_gradient_subtracts_anew_in_its_graph() -> None:
-    gm = traced(lambda x, w: trained(x, w, 2), IMAGES, WEIGHT)
-    (gradient,) = gm.graph.find_nodes(op="call_function", target=aten.native_group_norm_backward.default)
-    gradient.meta[HALF] = "is_backward"
+def test_a_backward_that_reads_the_image_computes_the_difference_again() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        image, scale = conv(x, w), x.new_ones(8)
+        first, second = normalized(image, 2), normalized(image, 8)
+        return first[0], *(
+            aten.native_group_norm_backward(one[0], image, *one[1:], scale, *SIZES, groups, [True, True, True])[0]
+            for one, groups in ((first, 2), (second, 8))
+        )
+
+    gm = traced(function, IMAGES, WEIGHT)
+    gradients = gm.graph.find_nodes(op="call_function", target=aten.native_group_norm_backward.default)
+    for node in gradients:
+        node.meta[HALF] = "is_backward"
     assert ConvertToChannelsLast()(gm).modified
-    (norm,) = gm.graph.find_nodes(op="call_function", target=aten.native_group_norm.default)
-    assert norm.args[0] is not gradient.args[1]
-    assert HALF not in norm.args[0].meta
-    assert gradient.args[1].meta[HALF] == "is_backward"
-    assert norm.args[0].args == gradient.args[1].args
+    assert_same(gm, function, IMAGES, WEIGHT)
+    differences = gm.graph.find_nodes(op="call_function", target=aten.sub.Tensor)
+    assert [one.meta.get(HALF) for one in differences] == [None, None, "is_backward", "is_backward"]
+    assert [one.args[1] for one in gradients] == differences[2:]
+
+
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_memory_that_is_read_as_other_images_is_left_as_it_was_traced(count: int) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        image, sizes = conv(x, w), (count, 16 // count, 144, 1)
+        result, mean, deviation = aten.native_group_norm(image, None, None, *sizes, 1e-5)
+        given = (result, image, mean, deviation, None, *sizes, [True, False, False])
+        return result, mean, aten.native_group_norm_backward(*given)[0]
+
+    gm, modified = converted(function, IMAGES, WEIGHT)
+    assert modified
+    assert not gm.graph.find_nodes(op="call_function", target=aten.sub.Tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -118,3 +118,12 @@ def test_copies_that_a_caller_gets_share_no_memory() -> None:
     assert modified
     first, second = gm(IMAGES, WEIGHT)
     assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+
+
+def test_a_gradient_that_is_left_alone_keeps_the_memory_of_its_results() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        given = (conv(x, w).exp().transpose(2, 3), x, w, [0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        return torch.ops.aten.convolution_backward(*given, [True, True, False])[:2]
+
+    _, modified = converted(function, IMAGES, WEIGHT)
+    assert modified

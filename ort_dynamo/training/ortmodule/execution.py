@@ -50,9 +50,12 @@ from ort_dynamo.training.torch_internals import (
     guard_hooks,
     has_recurrent_layers,
     raised_by_backend,
+    tree_leaves,
 )
 
 __all__ = ["ExecutionManager"]
+
+_SIZED = (torch.Tensor, int, float)
 
 
 class _Thread(threading.local):
@@ -118,8 +121,9 @@ _backend = cache(_Backend)
 class ExecutionManager:
     """Compiles and runs a module in one mode, training or inference.
 
-    The first call is compiled for its sizes. Later calls reuse that graph, or are compiled once for any size. Sizes 0
-    and 1 have separate graphs, as always in torch.compile.
+    The first call is compiled for its sizes. So is a later call of these sizes, once: a module may have changed what
+    its graph depends on. Other calls reuse a graph, or are compiled once for any size. Sizes 0 and 1 have separate
+    graphs, as always in torch.compile.
 
     Args:
         module: the user's module.
@@ -157,6 +161,7 @@ class ExecutionManager:
         self._for_first_sizes = _region(entry, backend, module, dynamic=False)
         self._for_all_sizes = _region(entry, backend, module, dynamic=True)
         self._has_run = False
+        self._first_sizes: list[Any] | None = None
 
     @property
     def _device(self) -> torch.device | None:
@@ -220,7 +225,7 @@ class ExecutionManager:
             self._logger.warning("%s runs in pieces: %s", type(self._module).__name__, piece)
         run = FirstRun(self._mode, tuple(self._records), seconds, pieces)
         log_first_run(self._logger, self._debug_options.logging.log_level, self._runtime_options, run)
-        self._has_run = True
+        self._has_run, self._first_sizes = True, _sizes(inputs, kwargs)
         return outputs
 
     def _later(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -229,8 +234,10 @@ class ExecutionManager:
         If these do not fit, calls after this one run in PyTorch. This call has changed buffers and random generators
         already, so it keeps its results.
         """
-        outputs = self._for_all_sizes(*inputs, **kwargs)
+        is_first = self._first_sizes is not None and self._first_sizes == _sizes(inputs, kwargs)
+        outputs = (self._for_first_sizes if is_first else self._for_all_sizes)(*inputs, **kwargs)
         if self._records:
+            self._first_sizes = None
             try:
                 check_outputs(outputs)
             except ORTModuleIOError as error:
@@ -319,6 +326,12 @@ def _entry(module: nn.Module, code: _Code) -> Callable[..., Any]:
     call = _calls_module(module)
     call.__code__ = code.code
     return call
+
+
+def _sizes(inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the shapes of all tensors of a call, and its numbers."""
+    leaves = tree_leaves((inputs, kwargs))
+    return [one.shape if isinstance(one, torch.Tensor) else one for one in leaves if isinstance(one, _SIZED)]
 
 
 def _region(

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 import ort_dynamo
 from ort_dynamo import ORTModule
+from ort_dynamo.embedding import compile_recorded
 from ort_dynamo.testing import assert_close
+from ort_dynamo.training.ortmodule import execution
 
 
 def gradients(model: nn.Module) -> dict[str, Any]:
@@ -266,6 +268,43 @@ def test_lazy_modules_are_initialized_by_the_first_call() -> None:
         torch.manual_seed(0)  # of the initial weights
         one(x)
     assert_steps_like_eager(ort_model, model, x)
+
+
+class Classifier(nn.Module):
+    """Chooses its loss in the first call, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.kind = nn.Linear(8, 4), None
+
+    def forward(self, x: Tensor, scale: int = 1) -> Tensor:
+        if self.kind is None:
+            self.kind = "squares"
+        return self.fc(x).square().sum() * scale
+
+
+def test_a_module_that_changes_in_its_first_call_is_compiled_again_for_its_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[tuple[int, Any]] = []
+
+    def noted(gm: Any, inputs: Any, options: Any) -> Any:
+        compiled.append((len(compiled), [isinstance(one, torch.SymInt) for one in inputs].count(True)))
+        return compile_recorded(gm, inputs, options)
+
+    monkeypatch.setattr(execution, "compile_recorded", noted)
+    ort_model, model = pair(Classifier())
+    for rows in (3, 3, 3, 5, 6, 3):
+        torch.testing.assert_close(ort_model(x := torch.ones(rows, 8)), model(x))
+    assert compiled == [(0, 0), (1, 0), (2, 1)]
+
+
+def test_numbers_that_change_are_compiled_once() -> None:
+    ort_model, model = pair(Classifier())
+    before = compiles()
+    for scale in range(2, 9):
+        torch.testing.assert_close(ort_model(x := torch.ones(3, 8), scale), model(x, scale))
+    assert compiles() - before == 2
 
 
 def test_a_checkpointed_module_equals_eager() -> None:

@@ -121,7 +121,7 @@ def slice_of(part: Node) -> tuple[Node, int, int, int] | None:
 
 def is_of_one_expanded(node: Node) -> bool:
     """Check whether a node is a pointwise op whose only input is an expanded tensor; all copies get one value."""
-    given = node.args[0] if node.args else None
+    given, result = node.args[0] if node.args else None, node.meta.get("val")
     return (
         is_pointwise(node.target)
         and node.target is not aten.clone.default
@@ -129,7 +129,8 @@ def is_of_one_expanded(node: Node) -> bool:
         and not is_random(node)
         and isinstance(given, Node)
         and given.target is aten.expand.default
-        and has_strides(node.meta["val"], range(node.meta["val"].dim()))
+        and isinstance(result, torch.Tensor)
+        and has_strides(result, range(result.dim()))
     )
 
 

@@ -289,11 +289,10 @@ class _Layout:
 
 
 _REASON = "torch's convolutions are faster in channels_last"
-_NO_KEYWORDS: Mapping[str, Any] = {}
 
 
-def _add(like: Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NO_KEYWORDS) -> Node:
-    return add_chosen(like, _REASON, KEPT, target, args, kwargs)
+def _add(like: Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Node:
+    return add_chosen(like, _REASON, KEPT, target, args, kwargs or {})
 
 
 def _put_in_half_of(copied: Node, reader: Node) -> None:
@@ -366,7 +365,8 @@ def _is_repeated(fake: torch.Tensor) -> bool:
 def _agrees(fake: torch.Tensor, order: tuple[int, ...]) -> bool:
     """Check whether a broadcast or expanded operand leaves the order of the other operands' dimensions unchanged.
 
-    It has at most one dimension of several elements, or these lie in memory in that order."""
+    It has at most one dimension of several elements, or these lie in memory in that order.
+    """
     missing = len(order) - fake.dim()
     axes = [axis - missing for axis in order if axis >= missing]
     long = [axis for axis in axes if not known_true(fake.shape[axis] == 1) and not known_true(fake.stride(axis) == 0)]

@@ -48,6 +48,7 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "more dimensions": lambda x: x.unsqueeze(0).exp(),
     "more dimensions, in another order": lambda x: x.unsqueeze(0).permute(1, 0, 3, 4, 2).exp(),
     "several results": lambda x: x.frexp(),
+    "several results of an expanded operand": lambda x: x[:, :, :1, :1].expand(2, 8, 12, 12).frexp(),
     "statistics": lambda x: torch.var_mean(x, 1),
     "a maximum and its places": lambda x: F.max_pool2d(x, 2, return_indices=True),
     "a pool of a transpose": lambda x: F.avg_pool2d(x.transpose(2, 3), 2),

@@ -18,7 +18,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.errors import OrtDynamoError, PassBrokeGraphError, PassFailedError
 from ort_dynamo.graph.build import PassRecord
-from ort_dynamo.passes.fx.analysis.fake_values import FakeValues, caller_layout, differences
+from ort_dynamo.passes.fx.analysis.fake_values import FakeValues, caller_layout, differences, looks_same
 from ort_dynamo.passes.rewrites import noting_rewrites
 from ort_dynamo.torch_internals.pytree import tree_leaves
 
@@ -216,8 +216,8 @@ class _FxChecker:
                 yield f"{node.format_node()} has no fake value in meta['val']"
         yield from differences(self._gm)
         for index, (before, after) in enumerate(itertools.zip_longest(self._outputs, _outputs(self._gm))):
-            if before != after:
-                yield f"output {index} was {before} and is {after}"
+            if not looks_same(before, after):
+                yield f"output {index} was {caller_layout(before)} and is {caller_layout(after)}"
 
 
 def _lacks_value(node: Node) -> bool:
@@ -225,10 +225,10 @@ def _lacks_value(node: Node) -> bool:
 
 
 def _outputs(gm: GraphModule) -> list[Any]:
-    """Return the dtypes, shapes and strides of a graph's outputs; a dimension of one element may have any stride."""
+    """Return the fake values of a graph's outputs, and constants."""
     (output,) = gm.graph.find_nodes(op="output")
     returned = tree_leaves(output.args)
-    return [caller_layout(one.meta.get("val")) if isinstance(one, Node) else one for one in returned]
+    return [one.meta.get("val") if isinstance(one, Node) else one for one in returned]
 
 
 class _OnnxChecker:

@@ -35,9 +35,18 @@ from ort_dynamo.torch_internals.kernels.operators import (
 from ort_dynamo.torch_internals.kernels.promotion import is_contiguous
 from ort_dynamo.torch_internals.kernels.view_operators import RESHAPES
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.sizes.symbols import given_expression, known_true
+from ort_dynamo.torch_internals.sizes.symbols import given_expression, known_equal, known_true
 
-__all__ = ["FakeValues", "add_call", "caller_layout", "derived_meta", "differences", "propagate", "separate_memory"]
+__all__ = [
+    "FakeValues",
+    "add_call",
+    "caller_layout",
+    "derived_meta",
+    "differences",
+    "looks_same",
+    "propagate",
+    "separate_memory",
+]
 
 
 def add_call(
@@ -294,17 +303,24 @@ def _same(old: Any, new: Any, made: Mapping[int, Node]) -> bool:
 
 
 def caller_layout(value: Any) -> Any:
-    """Describe an output as a caller sees it: dtype, device, shape, and strides of dimensions of several elements.
-
-    Strides that depend on sizes have several spellings, so contiguous ones are named.
-    """
+    """Describe an output as a caller sees it: dtype, device, shape, and strides of dimensions of several elements."""
     if not isinstance(value, torch.Tensor):
         return str(value)
     shape = tuple(map(str, value.shape))
     if value.layout is not torch.strided:
         return value.dtype, value.device, shape
-    if has_strides(value, range(value.dim())):
-        return value.dtype, value.device, shape, "contiguous"
     steps = zip(value.shape, value.stride(), strict=True)
     strides = tuple("any" if known_true(size == 1) else str(step) for size, step in steps)
     return value.dtype, value.device, shape, strides
+
+
+def looks_same(old: Any, new: Any) -> bool:
+    """Check whether a caller sees the same output in two values; a symbolic size or stride has several spellings."""
+    if not all(isinstance(value, torch.Tensor) and value.layout is torch.strided for value in (old, new)):
+        return bool(caller_layout(old) == caller_layout(new))
+    if (old.dtype, old.device) != (new.dtype, new.device) or not known_equal(old.shape, new.shape):
+        return False
+    if all(has_strides(value, range(value.dim())) for value in (old, new)):
+        return True
+    long = [axis for axis, size in enumerate(old.shape) if not known_true(size == 1)]
+    return known_equal([old.stride(axis) for axis in long], [new.stride(axis) for axis in long])

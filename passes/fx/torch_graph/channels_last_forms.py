@@ -22,6 +22,7 @@ from torch.fx import Node
 
 from ort_dynamo.graph.boundary import has_strides
 from ort_dynamo.graph.marks import HALF
+from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
 from ort_dynamo.torch_internals.kernels.operators import aten, is_pointwise
 from ort_dynamo.torch_internals.sizes.symbols import known_equal
@@ -34,6 +35,7 @@ __all__ = [
     "is_of_one_expanded",
     "puts_in_order",
     "slice_of",
+    "with_views",
 ]
 
 GROUP_NORM = aten.native_group_norm.default
@@ -137,3 +139,9 @@ def is_of_one_expanded(node: Node) -> bool:
 def puts_in_order(node: Node) -> bool:
     """Check whether a node is a copy in contiguous order."""
     return node.target is aten.clone.default and node.kwargs == {"memory_format": torch.contiguous_format}
+
+
+def with_views(node: Node) -> list[Node]:
+    """Return a node and all views of its results: in their fake values, they share memory with its own."""
+    views = [user for user in node.users if user.op == "call_function" and node in aliased_inputs(user)]
+    return [node, *(one for view in views for one in with_views(view))]

@@ -27,6 +27,7 @@ from ort_dynamo.passes.fx.torch_graph.channels_last_forms import (
     is_of_one_expanded,
     puts_in_order,
     slice_of,
+    with_views,
 )
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
     CONVOLUTIONS,
@@ -124,7 +125,7 @@ class _Layout:
             self._slice(node)
         elif not self._follow(node):
             self._read_as_traced(node)
-            propagate([node, *(user for user in node.users if user.target is operator.getitem)])
+            propagate(with_views(node))
 
     def _wants_channels_last(self, convolution: Node) -> bool:
         """Check whether a convolution gains: oneDNN takes its dtype, and no larger weight is reordered instead."""
@@ -341,10 +342,7 @@ def _is_unplaced(node: Node) -> bool:
 
 
 def _keeps_promise(node: Node, layout: tuple[int, ...]) -> bool:
-    """Check whether the fake tensors agree with the table: results of the layout's rank have that layout.
-
-    The gradient of a convolution's weight may have any layout.
-    """
+    """Check that fake results of the layout's rank have it; the gradient of a convolution's weight may have any."""
     results = [_values(node)[0]] if node.target is CONVOLUTIONS[1] else _values(node)
     tensors = [one for one in results if isinstance(one, torch.Tensor) and one.dim() == len(layout)]
     return all(has_strides(one, layout) for one in tensors)

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo import passes
-from ort_dynamo.passes.fx.analysis.fake_values import FakeValues, add_call, caller_layout, differences, separate_memory
+from ort_dynamo.passes.fx.analysis.fake_values import FakeValues, add_call, differences, looks_same, separate_memory
 from ort_dynamo.torch_internals.fakes import storage_identity
 
 aten = torch.ops.aten
@@ -129,15 +129,27 @@ def test_sizes_that_depend_on_data_stay_bound() -> None:
     assert found.meta["val"] is before
 
 
-def test_contiguous_strides_are_the_same_in_any_spelling() -> None:
-    def function(x: Tensor) -> tuple[Tensor, Tensor]:
-        given = torch.empty_strided((2, 8, 1), (8, 1, x.shape[0]))  # any stride of one element
-        return given, torch.empty_strided((2, 8, 1), (8, 1, 1))
+def test_outputs_look_the_same_in_any_spelling_of_their_sizes() -> None:
+    def function(x: Tensor) -> Any:
+        size = x.shape[0]
+        return (
+            torch.empty_strided((2, 8, 1), (8, 1, size)),  # any stride of one element
+            torch.empty_strided((2, 8, 1), (8, 1, 1)),
+            torch.empty_strided((2, size), (size, 1)),
+            torch.empty_strided((2, size * size // size), (size * size // size, 1)),
+            torch.empty_strided((2, size), (1, 2)),
+            torch.empty_strided((2, size + 1), (size + 1, 1)),
+        )
 
     _, nodes = graph_of(function, torch.ones(5), mode="symbolic")
-    layouts = {caller_layout(node.meta["val"]) for node in nodes.values() if "empty_strided" in node.name}
-    assert len(layouts) == 1
-    assert len({caller_layout(torch.empty_strided((2, 8), strides)) for strides in ((8, 1), (1, 2), (9, 1))}) == 3
+    one, other, square, spelled, turned, longer = (
+        node.meta["val"] for node in nodes.values() if "empty_strided" in node.name
+    )
+    assert looks_same(one, other)
+    assert looks_same(square, spelled)
+    for different in (turned, longer, one, square.double(), 3, None):
+        assert not looks_same(square, different)
+    assert looks_same(turned, turned)
 
 
 def test_a_partition_that_recomputes_one_of_two_results_gives_both_memory() -> None:

@@ -127,3 +127,13 @@ def test_a_gradient_that_is_left_alone_keeps_the_memory_of_its_results() -> None
 
     _, modified = converted(function, IMAGES, WEIGHT)
     assert modified
+
+
+@pytest.mark.parametrize("view", [lambda x: x.transpose(2, 3)[0], lambda x: x.chunk(2, 1), lambda x: x[:, 1:].view(-1)])
+def test_views_of_a_convolution_that_is_left_alone_keep_its_memory(view: Callable[..., Any]) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        viewed = view(conv(x.transpose(2, 3), w))
+        return conv(x, w).relu(), *(viewed if isinstance(viewed, tuple) else (viewed,))
+
+    _, modified = converted(function, IMAGES[:1], WEIGHT)
+    assert modified

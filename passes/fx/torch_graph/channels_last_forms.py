@@ -24,13 +24,15 @@ from ort_dynamo.graph.boundary import has_strides
 from ort_dynamo.graph.marks import HALF
 from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
+from ort_dynamo.torch_internals.kernels.kernel_layouts import IMAGE_OPERATORS
 from ort_dynamo.torch_internals.kernels.operators import aten, is_pointwise
-from ort_dynamo.torch_internals.sizes.symbols import known_equal
+from ort_dynamo.torch_internals.sizes.symbols import known_equal, known_true
 
 __all__ = [
     "GROUP_NORM",
     "can_center",
     "center",
+    "decides_layout",
     "has_sizes_of_images",
     "is_of_one_expanded",
     "puts_in_order",
@@ -102,6 +104,27 @@ def center(norm: Node, given: Node, add: Callable[..., Node]) -> list[Node]:
             own = {total, *gradients}
             result.replace_all_uses_with(total, lambda user, own=own: user not in own)  # type: ignore[misc]
     return differences
+
+
+def decides_layout(image: Node, reader: Node) -> bool:
+    """Check whether a kernel goes by strides of an image that fake tensors do not know, and its results tell.
+
+    An image of one channel or of one position has the strides of several layouts. Kernels of pointwise operators give
+    it those of a contiguous one; a convolution and a concatenation read them as a wish for the layout of their results.
+    A copy in channels_last has the strides of that layout.
+    """
+    if reader.target not in IMAGE_OPERATORS or image.kwargs.get("memory_format") is torch.channels_last:
+        return False
+    value = reader.meta["val"]
+    results = value if isinstance(value, (tuple, list)) else [value]
+    return _is_of_one(image.meta["val"]) and not all(map(_is_of_one, results))
+
+
+def _is_of_one(fake: Any) -> bool:
+    """Check whether a tensor has one channel or one position; other values count as such."""
+    if not isinstance(fake, torch.Tensor) or fake.dim() != 4:
+        return True
+    return known_true(fake.shape[1] == 1) or known_equal(fake.shape[2:], (1, 1))
 
 
 def slice_of(part: Node) -> tuple[Node, int, int, int] | None:

@@ -23,6 +23,7 @@ from ort_dynamo.passes.fx.torch_graph.channels_last_forms import (
     GROUP_NORM,
     can_center,
     center,
+    decides_layout,
     has_sizes_of_images,
     is_of_one_expanded,
     puts_in_order,
@@ -225,11 +226,12 @@ class _Layout:
     def _in_layout(self, image: Node, layout: tuple[int, ...], reader: Node) -> Node | None:
         """Return an operand in a layout: itself, or a copy; None if a copy would gain nothing."""
         fake = image.meta["val"]
-        if fake.dim() == len(layout) and has_strides(fake, layout):
+        unsure = decides_layout(image, reader)
+        if fake.dim() == len(layout) and has_strides(fake, layout) and not unsure:
             return image
         order = _order(image)
         is_followed = image in self._moved and (order is not None or _is_expanded(image))
-        if layout != _CHANNELS_LAST or fake.dim() != 4 or not (is_followed or order == _CONTIGUOUS_IMAGES):
+        if layout != _CHANNELS_LAST or fake.dim() != 4 or not (is_followed or unsure or order == _CONTIGUOUS_IMAGES):
             return None
         if image not in self._over:
             with self._gm.graph.inserting_before(reader):

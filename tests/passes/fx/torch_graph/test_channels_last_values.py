@@ -42,6 +42,13 @@ from channels_last_graphs import IMAGES, WEIGHT, block, conv, converted
         lambda x: (x.permute(1, 2, 3, 0) * 2).cumsum(3).permute(3, 0, 1, 2),
         lambda x: x.permute(1, 0, 2, 3)[:, :1].permute(1, 0, 2, 3).repeat(2, 1, 1, 1),
         lambda x: torch.cat([x[:, :4].tanh() * x[:, 4:].sigmoid(), x[:, 2:6]], 1),
+        lambda x: torch.cat([x[:, :1].tanh(), x[:, 1:2] * 2] * 4, 1),
+        lambda x: (
+            x + conv(x[:, :1].tanh(), x.new_ones(8, 1, 3, 3)).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        ),
+        lambda x: x + F.interpolate(F.adaptive_avg_pool2d(x, 1).relu() + 1, size=(12, 12)),
+        lambda x: F.pad(x[:, :1].tanh(), (0, 0, 0, 0, 3, 4)),
+        lambda x: x * conv(torch.cat([x.mean(1, True), x.amax(1, True)], 1), x.new_ones(1, 2, 3, 3)).sigmoid(),
         lambda x: F.prelu(x, x.new_full((8,), 0.1)),
         lambda x: torch.cat([F.prelu(one, x.new_full((1,), 0.1)) for one in x.split(3, 1)], 1),
         lambda x: x.cumsum(2).chunk(2, 1)[1].repeat(1, 2, 1, 1),

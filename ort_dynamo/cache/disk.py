@@ -250,8 +250,7 @@ def say_once(text: str, reason: Hashable = None) -> None:
 def say_unusable(fault: str, error: Exception) -> None:
     """Log once what a folder of the cache cannot be used for, and how to go on."""
     advice = "The run goes on without it. Set options={'cache': FOLDER} or ORT_DYNAMO_CACHE_DIR to another folder."
-    text = f"{fault}: {error}"
-    reason: Hashable = text
+    reason: Hashable = None
     if isinstance(error, OSError):  # it names the file, and each entry has another
         reason = fault, error.errno, os.path.dirname(error.filename or "")
-    say_once(f"{text}. {advice}", reason)
+    say_once(f"{fault}: {error}. {advice}", reason)

@@ -132,10 +132,12 @@ class RunningModel:
             gathers: over how many steps gradients are gathered.
             clips: whether gradients are clipped.
         """
-        kind = dataclasses.replace(self.kind, gathers=self.kind.gathers if self.state.reached else gathers, clips=clips)
-        if kind != self.kind:
-            self._kinds = {updates: dataclasses.replace(kind, updates=updates) for updates in (True, False)}
-            self.state.make_gathered(kind.gathers > 1)
+        if self.state.reached:
+            gathers = self.kind.gathers
+        if (gathers, clips) != (self.kind.gathers, self.kind.clips):
+            kinds = self._kinds.items()
+            self._kinds = {updates: dataclasses.replace(kind, gathers=gathers, clips=clips) for updates, kind in kinds}
+            self.state.make_gathered(gathers > 1)
             self._begin()
 
     def evaluate_in_torch(self, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -24,6 +24,7 @@ from ort_dynamo.graph.boundary import has_strides
 from ort_dynamo.graph.marks import HALF
 from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
+from ort_dynamo.passes.fx.analysis.storage import fakes_in
 from ort_dynamo.torch_internals.kernels.kernel_layouts import IMAGE_OPERATORS
 from ort_dynamo.torch_internals.kernels.operators import aten, is_pointwise
 from ort_dynamo.torch_internals.sizes.symbols import known_equal, known_true
@@ -115,14 +116,12 @@ def decides_layout(image: Node, reader: Node) -> bool:
     """
     if reader.target not in IMAGE_OPERATORS or image.kwargs.get("memory_format") is torch.channels_last:
         return False
-    value = reader.meta["val"]
-    results = value if isinstance(value, (tuple, list)) else [value]
-    return _is_of_one(image.meta["val"]) and not all(map(_is_of_one, results))
+    return _is_of_one(image.meta["val"]) and not all(map(_is_of_one, fakes_in(reader.meta["val"])))
 
 
-def _is_of_one(fake: Any) -> bool:
-    """Check whether a tensor has one channel or one position; other values count as such."""
-    if not isinstance(fake, torch.Tensor) or fake.dim() != 4:
+def _is_of_one(fake: torch.Tensor) -> bool:
+    """Check whether an image has one channel or one position; tensors of other ranks count as such."""
+    if fake.dim() != 4:
         return True
     return known_true(fake.shape[1] == 1) or known_equal(fake.shape[2:], (1, 1))
 

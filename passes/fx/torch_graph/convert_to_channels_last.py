@@ -230,7 +230,7 @@ class _Layout:
         if fake.dim() == len(layout) and has_strides(fake, layout) and not unsure:
             return image
         order = _order(image)
-        is_followed = image in self._moved and (order is not None or _is_expanded(image))
+        is_followed = image in self._moved and (order is not None or image.target is aten.expand.default)
         if layout != _CHANNELS_LAST or fake.dim() != 4 or not (is_followed or unsure or order == _CONTIGUOUS_IMAGES):
             return None
         if image not in self._over:
@@ -348,10 +348,6 @@ def _keeps_promise(node: Node, layout: tuple[int, ...]) -> bool:
     results = [_values(node)[0]] if node.target is CONVOLUTIONS[1] else _values(node)
     tensors = [one for one in results if isinstance(one, torch.Tensor) and one.dim() == len(layout)]
     return all(has_strides(one, layout) for one in tensors)
-
-
-def _is_expanded(node: Any) -> bool:
-    return isinstance(node, Node) and node.target is aten.expand.default
 
 
 def _has_shape(node: Node, value: torch.Tensor) -> bool:

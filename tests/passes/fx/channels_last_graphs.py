@@ -15,7 +15,7 @@ from ort_dynamo.graph.marks import CHOSEN
 from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
 from ort_dynamo.testing import assert_close
 
-__all__ = ["IMAGES", "WEIGHT", "assert_same", "block", "conv", "converted", "traced"]
+__all__ = ["FASTER", "IMAGES", "WEIGHT", "assert_same", "block", "conv", "converted", "traced"]
 
 
 def strides(value: Any) -> Any:
@@ -72,6 +72,9 @@ def _leaves(value: Any) -> list[torch.Tensor]:
 _SEEDED = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(2, 8, 12, 12, generator=_SEEDED)
 WEIGHT = torch.randn(8, 8, 3, 3, generator=_SEEDED)
+
+FASTER = 'chosen="torch\'s convolutions are faster in channels_last"'
+"""The mark of a node that the pass adds, in the text of a graph."""
 
 
 def conv(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

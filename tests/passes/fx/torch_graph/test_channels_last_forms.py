@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from channels_last_graphs import IMAGES, WEIGHT, assert_same, conv, converted, traced
+from channels_last_graphs import FASTER, IMAGES, WEIGHT, assert_same, conv, converted, traced
+from image_graphs import PADDED
 
 from ort_dynamo.fx_testing import assert_fx_rewrites
 from ort_dynamo.graph.marks import HALF
@@ -15,8 +16,6 @@ from ort_dynamo.torch_internals.kernels.kernel_layouts import convolves_in_onedn
 
 aten = torch.ops.aten
 ORDERED = "memory_format=torch.contiguous_format"
-PADDED = "None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1"
-FASTER = 'chosen="torch\'s convolutions are faster in channels_last"'
 SIZES = 2, 8, 144
 
 

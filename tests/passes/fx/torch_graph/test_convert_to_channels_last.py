@@ -7,17 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from channels_last_graphs import IMAGES, WEIGHT, assert_same, block, conv, traced
+from channels_last_graphs import FASTER, IMAGES, WEIGHT, assert_same, block, conv, traced
+from image_graphs import PADDED
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.graph.marks import HALF
 from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
 
-PADDED = "None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1"
-"""The arguments of a convolution, and of its gradient."""
-
 GRADIENT = f"[0], {PADDED.removeprefix('None, ')}, [True, True, False]"
-FASTER = 'chosen="torch\'s convolutions are faster in channels_last"'
+"""The arguments of a convolution's gradient."""
 
 
 def test_operators_after_a_convolution_take_its_layout_up_to_the_output() -> None:

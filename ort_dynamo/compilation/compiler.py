@@ -90,6 +90,7 @@ class Compilation:
 
     def partition(self, joint: GraphModule, inputs: Sequence[Any], **given: Any) -> tuple[GraphModule, GraphModule]:
         """2. Mark the joint graph, and 3. cut it into forward and backward."""
+        self.listeners.traced(joint)
         stage("splitting forward and backward")
         forward, backward, record = partition(joint, inputs, self.options, self.target, self.threads, **given)
         if self.target.facts.shares_an_arena:
@@ -107,6 +108,7 @@ class Compilation:
 
     def inference(self, gm: GraphModule, seen: slice) -> BoxedRun:
         """Mark and compile a graph without gradients."""
+        self.listeners.traced(gm)
         passes = mark_inference(gm, self.options, self.target, self.threads)
         self.listeners.cut({self.role: gm}, None)
         return self.graph(gm, self.role, seen, passes)

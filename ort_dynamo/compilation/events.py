@@ -67,6 +67,9 @@ class GraphCompilation:
 class Listener:
     """Hears of one compile; a subclass defines the events that it needs."""
 
+    def traced(self, gm: GraphModule) -> None:
+        """Hear that a joint or inference graph has been traced; no pass has run on it."""
+
     def cut(self, graphs: Mapping[str, GraphModule], partition: PartitionRecord | None) -> None:
         """Hear that a joint graph has been cut, or that an inference graph has been marked.
 
@@ -101,6 +104,10 @@ class Listeners(Listener):
 
     def __init__(self, *listeners: Listener) -> None:
         self._all: Sequence[Listener] = listeners
+
+    def traced(self, gm: GraphModule) -> None:  # noqa: D102
+        for one in self._all:
+            one.traced(gm)
 
     def cut(self, graphs: Mapping[str, GraphModule], partition: PartitionRecord | None) -> None:  # noqa: D102
         for one in self._all:

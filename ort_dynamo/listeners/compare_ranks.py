@@ -19,6 +19,8 @@ import platform
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch.fx import GraphModule
+
 from ort_dynamo.compilation.events import GraphCompilation, Listener
 from ort_dynamo.errors import RanksDisagreeError
 from ort_dynamo.graph.graph_key import graph_key
@@ -44,25 +46,25 @@ class CompareRanks(Listener):
 
     def __init__(self, options: SegmentOptions) -> None:
         self._compares = options.compare_ranks
-        self._graph: str | None = None
+        self._traced: str | None = None
 
-    def begun(self, graph: GraphCompilation) -> None:
-        """Spell the graph as other ranks find it, before it is decided where its nodes run."""
-        key = graph_key(graph.gm) if self._compares and group_store() is not None else None
-        self._graph = None if key is None else f"{graph.role}/{key.digest}"
+    def traced(self, gm: GraphModule) -> None:
+        """Spell the graph as other ranks find it; passes that place its nodes change it, as the options say."""
+        key = graph_key(gm) if self._compares and group_store() is not None else None
+        self._traced = None if key is None else key.digest
 
     def segmented(self, graph: GraphCompilation) -> None:
         """Compare."""
         group = group_store()
-        if self._graph is None or group is None:
+        if self._traced is None or group is None:
             return
-        decision = _decision(graph)
-        decided = _decided.setdefault(group.store, {}).setdefault(self._graph, [])
+        decision, name = _decision(graph), f"{graph.role}/{self._traced}"
+        decided = _decided.setdefault(group.store, {}).setdefault(name, [])
         if (text := json.dumps(decision)) in decided:
             return
         decided.append(text)
         try:
-            first = group.first(f"{self._graph}/{len(decided)}", json.dumps([group.rank, platform.node(), decision]))
+            first = group.first(f"{name}/{len(decided)}", json.dumps([group.rank, platform.node(), decision]))
         except RuntimeError as error:
             _log.warning("ort_train: the %s graph is not compared with that of other ranks: %s", graph.role, error)
             return

@@ -81,14 +81,14 @@ def test_a_rank_that_is_killed_while_it_builds_blocks_nobody(tmp_path: Path) -> 
 
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
 
 
 def different_options(compare: bool) -> str:
     """Rank 1 asks for another placement; rank 0 is first."""
     rank = distributed.get_rank()
     options = {"placement": ("fastest", "onnxruntime")[rank], "debug": {"compare_ranks": compare}}
-    model, x = net(), torch.randn(2, 1, 8, 8)
+    model, x = net(), torch.randn(2, 3, 8, 8)
     error: BaseException | None = None
     for turn in range(2):
         if turn == rank:

@@ -39,6 +39,12 @@ _LARGEST = 2**31
 _PART_OF_KERNELS = 8
 """Compiled kernels take at most this part of the size beside the entries: 256 MiB of 2 GiB, some ten thousand."""
 
+_PROCESSES = 8
+"""A process lists the files again when it has written this part of the free bytes; others may write at the same time."""
+
+_unlisted: dict[tuple[Path, int], int] = {}
+"""Folder and its maximum size -> bytes that this process may write before it lists the files again."""
+
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -118,7 +124,10 @@ class CacheFolder:
         if len(data) > min(_LARGEST, self.max_bytes):
             return
         write_own_file(self._place(key), data)
-        self.make_room()
+        limit = self.path, self.max_bytes
+        _unlisted[limit] = _unlisted.get(limit, 0) - len(data)
+        if _unlisted[limit] < 0:
+            _unlisted[limit] = self.make_room() // _PROCESSES
 
     def build_lock(self, key: str) -> AbstractContextManager[None]:
         """Become the only process that builds a file, or wait until it exists.
@@ -131,8 +140,8 @@ class CacheFolder:
         is_own_folder(self.path)
         return build_lock(self.path / f"{UNFINISHED}{key}.lock", partial(self.holds, key))
 
-    def make_room(self) -> None:
-        """Remove files until the others fit, and unfinished files of processes that are gone."""
+    def make_room(self) -> int:
+        """Remove files until the others fit, and unfinished files of processes that are gone; give the free bytes."""
         entries = sorted(self.entries(), key=lambda one: one.used)
         excess = sum(one.nbytes for one in entries) - self.max_bytes
         for entry in entries:
@@ -145,6 +154,7 @@ class CacheFolder:
                 with contextlib.suppress(OSError):  # its process may have finished, or another removed it
                     if time.time() - os.lstat(self.path / name).st_mtime > _ABANDONED:
                         os.unlink(self.path / name)
+        return -excess
 
     def entries(self) -> list[StoredEntry]:
         """All files, in no order.
@@ -158,12 +168,12 @@ class CacheFolder:
         for name in self._names():
             if not name.endswith(SUFFIX):
                 continue
+            path = self.path / name
             try:
-                status = os.lstat(self.path / name)
+                status = os.lstat(path)
             except FileNotFoundError:  # removed since
                 continue
             if stat.S_ISREG(status.st_mode):
-                path = self.path / name
                 found.append(StoredEntry(name.removesuffix(SUFFIX), path, status.st_size, status.st_mtime))
         return found
 

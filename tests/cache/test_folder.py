@@ -15,6 +15,9 @@ from ort_dynamo.cache.folder import SUFFIX, CacheFolder, FolderRefusedError
 KEY, OTHER = "a" * 64, "b" * 64
 
 
+entries = CacheFolder.entries
+
+
 def folder(path: Path, max_bytes: int = 1 << 20) -> CacheFolder:
     return CacheFolder(path / "cache", max_bytes)
 
@@ -55,8 +58,23 @@ def test_old_unfinished_files_are_removed(tmp_path: Path) -> None:
     old, new = made.path / ".unfinished-1", made.path / ".unfinished-2"
     old.touch(), new.touch()
     os.utime(old, (0, time.time() - 4000))
-    made.write(OTHER, b"two")
+    folder(tmp_path, max_bytes=1 << 19).write(OTHER, b"two")  # the first write to a folder lists its files
     assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_files_are_listed_again_when_an_eighth_of_the_free_bytes_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, listed = folder(tmp_path, max_bytes=8_000), []
+    monkeypatch.setattr(CacheFolder, "entries", lambda self: listed.append(self.path) or entries(self))
+    for index in range(10):
+        made.write(str(index), bytes(100))
+    assert len(listed) == 1
+    (made.path / f"{OTHER}{SUFFIX}").write_bytes(bytes(8_000))  # another process
+    os.utime(made.path / f"{OTHER}{SUFFIX}", (0, 0))
+    made.write(KEY, bytes(100))
+    assert len(listed) == 2
+    assert {one.key for one in entries(made)} == {KEY, *map(str, range(10))}
 
 
 def test_files_of_others_stay(tmp_path: Path) -> None:

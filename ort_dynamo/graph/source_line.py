@@ -54,7 +54,7 @@ def _without_line(node: Node) -> str:
     gradient = "" if node.meta.get("nn_module_stack") else "the gradient of "
     if module := module_path(node):
         return f"(no line of the program: {gradient}an operator that torch's module {module} calls itself)"
-    return "(no source line: the node was made by a gradient formula or by a pass)"
+    return "(no source line: a gradient formula or a pass made the node, or the program runs by `python -c`)"
 
 
 def modules(node: Node) -> tuple[tuple[str, str], ...]:

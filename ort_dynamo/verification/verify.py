@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import GraphModule
 
@@ -23,7 +22,7 @@ from ort_dynamo.program.containers import content_of, put_back
 from ort_dynamo.program.program_state import knows_shapes, modules_inside
 from ort_dynamo.program.read_objects import modules_among, read_by
 from ort_dynamo.runtime.installed.capabilities import installed_runtime
-from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, released, untouched
+from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, in_eager, released, untouched
 from ort_dynamo.torch_internals.tracing.frames import generated_function, uncompiled
 from ort_dynamo.torch_internals.tracing.wrappers import zeros_in_memory
 from ort_dynamo.verification.check import check
@@ -114,7 +113,7 @@ def _refuse_shards(*models: Any) -> None:
 
 def _in_eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function; all that torch.compile has compiled inside it runs in eager mode."""
-    with torch.compiler.set_stance("force_eager"):
+    with in_eager():
         return function(*args, **kwargs)
 
 

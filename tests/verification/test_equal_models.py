@@ -90,6 +90,17 @@ class Broken(nn.Module):
         return self.two(x).sigmoid()
 
 
+class Branches(nn.Module):
+    """Chooses one of two layers by its data; eager mode has no gradients of torch.cond without a compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: self.one(x).sin(), lambda x: self.two(x).cos(), (x,))
+
+
 def rows(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     """Take a view whose size depends on data."""
     return x[: int(where.sum())].exp() + x.new_zeros(()).add_(1)
@@ -104,6 +115,7 @@ def rows(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
         (Words, lambda: (torch.randint(11, (2, 5)),)),
         (Counts, lambda: (torch.randn(4, 3, requires_grad=True),)),
         (Broken, lambda: (torch.randn(3, 4),)),
+        (Branches, lambda: (torch.ones(3, 4),)),
     ],
 )
 def test_a_model_that_trains(model: Callable[[], nn.Module], inputs: Callable[[], Any], placement: str) -> None:

@@ -13,10 +13,11 @@ import torch
 from ort_dynamo.torch_internals.lookup import private
 from ort_dynamo.torch_internals.tracing.dynamo import counters
 
-__all__ = ["compile_apart", "released", "untouched"]
+__all__ = ["compile_apart", "in_eager", "released", "untouched"]
 
 _pgo = private("torch._dynamo.pgo")
 _dynamo_utils = private("torch._dynamo.utils")
+_operators = private("torch._higher_order_ops.utils")
 _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
@@ -29,6 +30,31 @@ def compile_apart(function: Callable[..., Any], **given: Any) -> Callable[..., A
     """
     apart: Any = {"isolate_recompiles": True} if _ISOLATES else {}  # older torch has no such parameter
     return torch.compile(function, **given, **apart)
+
+
+@contextmanager
+def in_eager() -> Iterator[None]:
+    """Run in eager mode all that torch.compile has compiled.
+
+    Operators such as torch.cond have gradients only through a compile of their own, by torch's backend "eager"; it
+    happens here, too.
+    """
+    setup: Any = getattr(_operators, "setup_compilation_env", None)
+
+    @contextmanager
+    def compiling(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with torch.compiler.set_stance("default"), setup(*args, **kwargs) as backend:
+            yield backend
+
+    with torch.compiler.set_stance("force_eager"):
+        if setup is None:
+            yield
+            return
+        _operators.setup_compilation_env = compiling
+        try:
+            yield
+        finally:
+            _operators.setup_compilation_env = setup
 
 
 @contextmanager

@@ -25,9 +25,11 @@ from ort_dynamo.passes.fx.torch_graph.channels_last_forms import (
     center,
     decides_layout,
     has_sizes_of_images,
+    is_alias,
     is_of_one_expanded,
     puts_in_order,
     slice_of,
+    sum_instance_norm,
     with_views,
 )
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
@@ -84,7 +86,8 @@ class ConvertToChannelsLast(PassBase):
         onednn: Any = torch.backends.mkldnn
         if not (onednn.is_available() and onednn.enabled):
             return PassResult(graph_module, False)
-        modified = _Layout(graph_module).change()
+        sums = [sum_instance_norm(node, _add) for node in tuple(graph.nodes)]
+        modified = _Layout(graph_module).change() or any(sums)
         if modified:
             graph.lint()
             graph_module.recompile()
@@ -120,7 +123,7 @@ class _Layout:
             return
         elif puts_in_order(node):
             self._merge_copy(node)
-        elif node.target is operator.getitem or node.target in _VIEWS:
+        elif node.target is operator.getitem or node.target in _VIEWS or is_alias(node):
             self._propagate(node)
         elif node.users and all(map(slice_of, node.users)):  # a split, whose parts become slices
             self._slice(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from ort_dynamo.graph.marks import CHOSEN
 from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
 from ort_dynamo.testing import assert_close
 
-__all__ = ["FASTER", "IMAGES", "WEIGHT", "assert_same", "block", "conv", "converted", "traced"]
+__all__ = ["FASTER", "IMAGES", "WEIGHT", "assert_same", "block", "conv", "converted", "instance_norm", "traced"]
 
 
 def strides(value: Any) -> Any:
@@ -79,6 +79,31 @@ FASTER = 'chosen="torch\'s convolutions are faster in channels_last"'
 
 def conv(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.conv2d(x, w, padding=1)
+
+
+def instance_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    wanted: Sequence[bool] = (False, False, False),
+) -> tuple[torch.Tensor, ...]:
+    """Normalize each channel of each image, as torch does: by a batch normalization of a view.
+
+    Returns:
+        The result, and those gradients that are wanted of its exponential: of the image, weight and bias.
+    """
+    count, channels, *size = x.shape
+    view = x.view(1, count * channels, *size)
+    scale, shift = (None if one is None else one.repeat(count) for one in (weight, bias))
+    result, mean, deviation = torch.ops.aten._native_batch_norm_legit.no_stats(view, scale, shift, True, 0.1, 1e-5)
+    image = result.view(x.shape)
+    if not any(wanted):
+        return (image,)
+    given = image.exp().view(view.shape), view, scale, None, None, mean, deviation, True, 1e-5, wanted
+    gradients = torch.ops.aten.native_batch_norm_backward(*given)
+    sizes = x.shape, (count, channels), (count, channels)
+    pairs = zip(gradients, sizes, wanted, strict=True)
+    return image, *(gradient.view(size) for gradient, size, is_wanted in pairs if is_wanted)
 
 
 def block(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from channels_last_graphs import IMAGES, WEIGHT, block, conv, converted
+from channels_last_graphs import IMAGES, WEIGHT, block, conv, converted, instance_norm
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
@@ -33,6 +33,8 @@ from channels_last_graphs import IMAGES, WEIGHT, block, conv, converted
         lambda x: x.transpose(2, 3),
         lambda x: F.pixel_shuffle(x, 2).repeat(1, 4, 1, 1),
         lambda x: F.group_norm(x, 2),
+        lambda x: instance_norm(x.relu())[0],
+        lambda x: instance_norm(x.view(x.shape) + 3, x.new_full((8,), 2.0), torch.arange(8.0))[0],
         lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (8,)).permute(0, 3, 1, 2),
         lambda x: (x.permute(0, 2, 3, 1) * torch.arange(8.0)).sigmoid().permute(0, 3, 1, 2),
         lambda x: x.permute(0, 2, 3, 1).contiguous().view(-1, 8).softmax(1).view(2, 12, 12, 8).permute(0, 3, 1, 2),

@@ -160,6 +160,7 @@ class ExecutionManager:
         entry = _entry(module, self._code)
         self._for_first_sizes = _region(entry, backend, module, dynamic=False)
         self._for_all_sizes = _region(entry, backend, module, dynamic=True)
+        self._settled: set[Callable[..., Any]] = set()  # regions whose last call compiled nothing
         self._has_run = False
         self._first_sizes: list[Any] | None = None
 
@@ -180,43 +181,52 @@ class ExecutionManager:
         """
         if self._fallback_manager.is_pending():
             return self._fallback_manager.fallback(*inputs, **kwargs)
-        before, _thread.running = _thread.running, self
+        running, _thread.running = _thread.running, self
+        before = None
         try:
             check_inputs(self._module.forward, inputs, kwargs)
             if self._report is not None:
                 self._report.before_forward()
-            outputs = self._later(inputs, kwargs) if self._has_run else self._first(inputs, kwargs)
+            region = self._region_for(inputs, kwargs)
+            before = None if region in self._settled else _State(self._module)
+            outputs = (self._later if self._has_run else self._first)(region, inputs, kwargs)
             if self._records:
+                self._settled.discard(region)
                 self._save_compiled()
+            else:
+                self._settled.add(region)
         except Exception as error:
             known = self._in_family(error, inputs, kwargs)
             if known is None:
                 raise
+            if before is not None:
+                before.put_back()  # PyTorch runs the module again
             self._fallback_manager.handle_exception(known)
             return self._fallback_manager.fallback(*inputs, **kwargs)
         finally:
-            _thread.running = before
+            _thread.running = running
         if self._report is not None:
             self._report.after_forward(outputs)
         return outputs
 
-    def _first(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _region_for(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return the compiled region that serves the sizes of a call."""
+        if not self._has_run or (self._first_sizes is not None and self._first_sizes == _sizes(inputs, kwargs)):
+            return self._for_first_sizes
+        return self._for_all_sizes
+
+    def _first(self, region: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run for the first time, and log the record of the compile."""
-        before, begin, clock = _RandomState(self._module), time.time(), time.perf_counter()
+        begin, clock = time.time(), time.perf_counter()
         with RunWatch() as watch:
-            outputs = self._for_first_sizes(*inputs, **kwargs)
+            outputs = region(*inputs, **kwargs)
         seconds = time.perf_counter() - clock
-        try:
-            check_outputs(outputs)
-        except ORTModuleIOError:
-            before.put_back()  # PyTorch runs the module again
-            raise
+        check_outputs(outputs)
         gaps = find_gaps(begin)
         nothing_ran = not watch.seen and next(self._module.parameters(), None) is not None
         if gaps.skipped and nothing_ran and not self._runtime_options.fallback_policy.takes_eager_nodes:
             reasons = "".join(f"\n  {note}" for note in gaps.skipped)
             error = NotCompiledError(name=type(self._module).__name__, reasons=reasons)
-            before.put_back()
             raise wrap_exception(ORTModuleTorchModelException, error)
         # A break inside of the forward ends two frames: first the one that calls it, then its own.
         breaks = {(note.where, note.reason): note for note in gaps.breaks}
@@ -228,14 +238,13 @@ class ExecutionManager:
         self._has_run, self._first_sizes = True, _sizes(inputs, kwargs)
         return outputs
 
-    def _later(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _later(self, region: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run, and check the results if the call compiled.
 
         If these do not fit, calls after this one run in PyTorch. This call has changed buffers and random generators
         already, so it keeps its results.
         """
-        is_first = self._first_sizes is not None and self._first_sizes == _sizes(inputs, kwargs)
-        outputs = (self._for_first_sizes if is_first else self._for_all_sizes)(*inputs, **kwargs)
+        outputs = region(*inputs, **kwargs)
         if self._records:
             self._first_sizes = None
             try:
@@ -341,15 +350,20 @@ def _region(
     return compile_region(entry, backend, dynamic=dynamic, recurrent=recurrent)
 
 
-class _RandomState:
+class _State:
     """Random generators and buffers as they were before a call, which changes them beside its results.
 
-    Buffers of torch's lazy modules that have no values yet are left out: the call initializes them.
+    A module may write to a buffer or replace it. Buffers of torch's lazy modules that have no values yet are left out:
+    the call initializes them.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        buffers = (buffer for buffer in module.buffers() if not isinstance(buffer, nn.UninitializedBuffer))
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
+        self._buffers = [
+            (owner, name, buffer, buffer.detach().clone())
+            for owner in module.modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is not None and not isinstance(buffer, nn.UninitializedBuffer)
+        ]
         self._cpu = torch.get_rng_state()
         devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
         self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
@@ -357,8 +371,9 @@ class _RandomState:
     def put_back(self) -> None:
         """Put it back."""
         with torch.no_grad():
-            for buffer, copy in self._buffers:
+            for owner, name, buffer, copy in self._buffers:
                 buffer.copy_(copy)
+                owner._buffers[name] = buffer
         torch.set_rng_state(self._cpu)
         for device, state in self._cuda.items():
             torch.cuda.set_rng_state(state, device)

@@ -7,6 +7,7 @@ import itertools
 import warnings
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from small_models import Dense, compiles
@@ -24,6 +25,7 @@ from ort_dynamo.training.ortmodule import (
     ORTModuleIOError,
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
+    register_graph_optimizer,
     wrapper,
 )
 from ort_dynamo.training.ortmodule._fallback import _FallbackPolicy, wrap_exception
@@ -129,6 +131,50 @@ def test_a_later_result_of_another_type_has_side_effects_once(retry: str, monkey
     assert said >= 1
     assert ort_model.norm.num_batches_tracked == ort_model.calls == 4
     torch.testing.assert_close(ort_model.norm.running_mean, model.norm.running_mean)
+
+
+class Pieces(nn.Module):
+    """Changes buffers and draws random numbers before a graph break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.fc = nn.Linear(4, 2)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.nn.functional.dropout(self.norm(x))
+        self.count = self.count + 1
+        torch._dynamo.graph_break()
+        return self.fc(y)
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 5), (3, 5, 6), (3, 3, 5, 6)])
+def test_a_piece_that_does_not_compile_has_no_side_effects_of_pieces_before_it(sizes: tuple[int, ...]) -> None:
+    fails_at_once = sizes == (3, 3, 5)
+    kind = type(f"Pieces{'_'.join(map(str, sizes))}", (Pieces,), {})
+
+    @register_graph_optimizer(target_modules=kind.__name__)
+    def refuse(graph: onnx.GraphProto) -> None:
+        has_symbols = any(size.dim_param for one in graph.input for size in one.type.tensor_type.shape.dim)
+        if any(node.op_type == "Gemm" for node in graph.node) and (fails_at_once or has_symbols):
+            raise NotImplementedError("no Gemm")
+
+    model = kind()
+    ort_model = ORTModule(copy.deepcopy(model))
+    inputs = [torch.randn(size, 4) for size in sizes]
+    found, said = [], 0
+    for module in (model, ort_model):
+        torch.manual_seed(3)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found.append([module(x) for x in inputs])
+        said += sum("no Gemm" in str(one.message) for one in caught)
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected)
+    assert said == 1
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(ort_model.get_buffer(name), buffer)
 
 
 def test_without_a_matching_policy_the_exception_is_raised_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,16 @@ def propagate(nodes: Iterable[Node]) -> None:
     nodes = list(nodes)
     with _fake_mode(itertools.chain.from_iterable((*one.all_input_nodes, *one.graph.nodes) for one in nodes)):
         for node in filter(_is_propagated, nodes):
-            node.meta["val"] = _result(node)
+            node.meta["val"] = _as_symbol(_result(node), node.meta.get("val"))
+
+
+def _as_symbol(value: Any, traced: Any) -> Any:
+    """Keep a number that the trace gave as a symbol, and has found the value of since.
+
+    A partitioner takes a plain number for a tensor.
+    """
+    is_found = isinstance(traced, _SYMBOLS) and isinstance(value, (bool, int, float))
+    return traced if is_found and _same_number(traced, value) else value
 
 
 class FakeValues:
@@ -242,7 +251,8 @@ def _leaves_agree(old: Any, new: Any, offsets: bool) -> bool:
     return kinds[0] == kinds[1] and all(map(_same_number, _numbers(old, offsets), _numbers(new, offsets)))
 
 
-_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_NUMBERS = (bool, int, float, *_SYMBOLS)
 
 
 def _numbers(fake: torch.Tensor, offset: bool) -> tuple[int | torch.SymInt, ...]:

@@ -41,6 +41,7 @@ from ort_dynamo.torch_internals.sizes.symbols import known_equal, known_true
 
 __all__ = [
     "GROUP_NORM",
+    "asks_size",
     "can_center",
     "center",
     "decides_layout",
@@ -57,6 +58,11 @@ GROUP_NORM = aten.native_group_norm.default
 _GRADIENT = aten.native_group_norm_backward.default
 _INSTANCE_NORM = aten._native_batch_norm_legit.no_stats
 _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
+
+
+def asks_size(node: Node) -> bool:
+    """Check whether a node gives a size or the number of elements of a tensor: the same in any layout."""
+    return node.target in (aten.sym_size.int, aten.sym_numel.default)
 
 
 def has_sizes_of_images(node: Node) -> bool:

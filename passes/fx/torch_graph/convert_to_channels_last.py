@@ -21,6 +21,7 @@ from ort_dynamo.passes.fx.analysis.storage_places import reads_by_place
 from ort_dynamo.passes.fx.analysis.views import is_expanded
 from ort_dynamo.passes.fx.torch_graph.channels_last_forms import (
     GROUP_NORM,
+    asks_size,
     can_center,
     center,
     decides_layout,
@@ -115,6 +116,8 @@ class _Layout:
         return self._modified
 
     def _visit(self, node: Node) -> None:
+        if asks_size(node):
+            return
         if convolves_images(node) and not self._wants_channels_last(node):
             self._read_as_traced(node)
         elif is_of_one_expanded(node):

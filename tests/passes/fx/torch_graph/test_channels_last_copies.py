@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -76,6 +77,31 @@ def test_a_result_that_was_traced_in_a_permuted_layout_is_returned_in_it() -> No
 
     _, modified = converted(function, IMAGES, WEIGHT)
     assert modified
+
+
+@pytest.mark.parametrize("asked", [lambda x: x.shape[2] * x.shape[3], lambda x: x.numel()], ids=["sizes", "count"])
+def test_a_size_is_asked_of_no_copy(asked: Callable[[torch.Tensor], int]) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        image = conv(x, w)
+        return conv(image * asked(image), w).sum()
+
+    gm, modified = converted(function, IMAGES, WEIGHT, mode="symbolic")
+    assert modified
+    assert not [node for node in gm.graph.nodes if node.kwargs.get("memory_format") is torch.contiguous_format]
+
+
+def test_numbers_of_the_layout_stay_symbols_when_the_trace_finds_their_value() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        image = conv(x, w)
+        result = image * image.stride(1) * image.shape[3]
+        assert image.shape[2] == image.shape[3] == 12  # a guard, after the numbers
+        return result.sum()
+
+    gm = traced(function, IMAGES, WEIGHT, mode="symbolic")
+    assert ConvertToChannelsLast()(gm).modified
+    numbers = [node for node in gm.graph.nodes if "sym_" in str(node.target)]
+    assert numbers
+    assert all(isinstance(node.meta["val"], torch.SymInt) for node in numbers)
 
 
 def test_the_gradient_of_a_weight_has_the_layout_that_it_was_traced_in() -> None:

@@ -257,6 +257,19 @@ DEFECTS = (
         everywhere=True,
     ),
     Defect(
+        "last_axis_of_nothing",
+        ALL,
+        "Reductions of a tensor without elements leave the axes as they are that count from the end.",
+        (
+            "lowering/ops/layers/attention.py",
+            "lowering/ops/layers/embedding.py",
+            "lowering/ops/layers/embedding_bag.py",
+            "lowering/ops/reductions/segment.py",
+        ),
+        CPU,
+        everywhere=True,
+    ),
+    Defect(
         "transposed_vector_fusion",
         ALL,
         "The fusion of Transpose and MatMul errs where the other operand is a vector.",

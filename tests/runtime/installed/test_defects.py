@@ -41,6 +41,19 @@ def test_who_works_around_a_defect_names_it(defect: Defect) -> None:
             assert f"defect {defect.name}" in (ROOT / module).read_text().replace("Defect ", "defect "), module
 
 
+def test_no_lowering_reduces_an_axis_that_counts_from_the_end() -> None:
+    # Defect last_axis_of_nothing.
+    calls = [
+        (path.relative_to(ROOT).as_posix(), node.lineno, argument)
+        for path in sorted(ROOT.rglob("lowering/**/*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith("Reduce")
+        for argument in node.args[1:2]
+    ]
+    assert calls
+    assert [call[:2] for call in calls if "-" in ast.unparse(call[2])] == []
+
+
 def test_every_name_that_is_asked_for_is_a_row() -> None:
     names = [defect.name for defect in DEFECTS]
     assert len(names) == len(set(names))

@@ -182,7 +182,7 @@ def _forward(ctx: LoweringContext, this: Attention, width: Size, need_lse: bool)
     output = this.unstack(ctx, _product(ctx, weights, this.value), width)
     if not need_lse and not this.masked:
         return output, None
-    largest = op.ReduceMax(scores, [-1], keepdims=1)
+    largest = op.ReduceMax(scores, [3], keepdims=1)  # not [-1]: defect last_axis_of_nothing
     # torch gives 0 for the output and the log-sum-exp of a row that is masked away as a whole.
     empty = op.Equal(largest, -math.inf)
     if this.masked:
@@ -190,7 +190,7 @@ def _forward(ctx: LoweringContext, this: Attention, width: Size, need_lse: bool)
     if not need_lse:
         return output, None
     # The largest probability is exp(largest - lse). ReduceLogSumExp would take as long as the matmuls.
-    lse = op.Sub(largest, op.Log(op.ReduceMax(probabilities, [-1], keepdims=1)))
+    lse = op.Sub(largest, op.Log(op.ReduceMax(probabilities, [3], keepdims=1)))
     if this.masked:
         lse = op.Where(empty, 0.0, lse)
     return output, op.Squeeze(lse, [-1])
@@ -211,7 +211,7 @@ def _backward(
     grad_weights = _product(ctx, grad, this.value, transpose_b=True)
     grad_weights = this.unstack(ctx, ctx.cast(grad_weights, this.accumulate), columns)
     products = op.Mul(ctx.cast(grad_out, this.accumulate), ctx.cast(out, this.accumulate))
-    row = op.ReduceSum(products, [-1], keepdims=1)
+    row = op.ReduceSum(products, [3], keepdims=1)
     gradients[3] = grad_scores = op.Mul(probabilities, op.Sub(grad_weights, row))
     grad_scores = this.stack(ctx, ctx.cast(grad_scores, this.compute), columns)
     if 0 in ctx.used:

@@ -92,12 +92,12 @@ def _norm(ctx: LoweringContext, rows: ir.Value, order: float, dtype: torch.dtype
     op = ctx.op
     size = op.Abs(rows)
     if order == math.inf:
-        return op.ReduceMax(size, [-1], keepdims=1)
+        return op.ReduceMax(size, [1], keepdims=1)  # not [-1]: defect last_axis_of_nothing
     if order == 0:
-        return op.ReduceSum(ctx.cast(op.Not(op.Equal(size, 0.0)), dtype), [-1], keepdims=1)
+        return op.ReduceSum(ctx.cast(op.Not(op.Equal(size, 0.0)), dtype), [1], keepdims=1)
     if order == 2:
-        return op.Sqrt(op.ReduceSum(op.Mul(rows, rows), [-1], keepdims=1))
+        return op.Sqrt(op.ReduceSum(op.Mul(rows, rows), [1], keepdims=1))
     if order == 1:
-        return op.ReduceSum(size, [-1], keepdims=1)
+        return op.ReduceSum(size, [1], keepdims=1)
     power, root = (ctx.constant(number, dtype) for number in (order, 1 / order))
-    return op.Pow(op.ReduceSum(op.Pow(size, power), [-1], keepdims=1), root)
+    return op.Pow(op.ReduceSum(op.Pow(size, power), [1], keepdims=1), root)

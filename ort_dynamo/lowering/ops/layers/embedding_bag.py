@@ -258,7 +258,7 @@ def per_sample_weights_backward(
     bags = _bags(ctx, op.Slice(offsets, [0], ctx.shape([ctx.sizes(grad)[0]])), ctx.sizes(indices)[0])
     of_output = ctx.cast(op.Gather(grad, bags, axis=0), dtype)
     of_table = ctx.cast(op.Gather(weight, indices, axis=0), dtype)
-    result = op.ReduceSum(op.Mul(of_output, of_table), [-1], keepdims=0)
+    result = op.ReduceSum(op.Mul(of_output, of_table), [1], keepdims=0)  # not [-1]: defect last_axis_of_nothing
     if padding_idx >= 0:
         result = op.Where(op.Equal(ctx.cast(indices, torch.int64), padding_idx), 0.0, result)
     return ctx.cast(result, ctx.out.dtype)

@@ -182,7 +182,8 @@ def _checked(ctx: LoweringContext, segments: _Segments, value: ir.Value, *, sums
     if not sums:
         return value
     size = ctx.scalar(segments.sizes[segments.axis], torch.int64)
-    other = op.Not(op.Equal(op.ReduceSum(counted, [-1], keepdims=0), size))
+    total = op.ReduceSum(counted, [segments.axis], keepdims=0)  # not [-1]: defect last_axis_of_nothing
+    other = op.Not(op.Equal(total, size))
     words = f"segment_reduce(): Expected all rows of lengths to sum to data.size({segments.axis}) when !unsafe."
     return stop_if(ctx, any_of(ctx, other), value, words, rank)
 

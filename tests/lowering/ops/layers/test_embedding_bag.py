@@ -53,6 +53,14 @@ def test_bags_without_entries_equal_eager(mode):
     assert_like_eager(function, r(7, 4), torch.zeros(0, dtype=torch.int64), torch.tensor([0, 0]))
 
 
+@pytest.mark.parametrize("padding_idx", [None, 5])
+def test_the_gradient_of_no_weights_equals_eager(padding_idx):
+    def function(table, weights, indices, offsets):
+        return F.embedding_bag(indices, table, offsets, mode="sum", per_sample_weights=weights, padding_idx=padding_idx)
+
+    assert_like_eager(function, r(7, 4), r(0), torch.zeros(0, dtype=torch.int64), torch.tensor([0, 0]))
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_one_size_with_int32_indices_equal_eager(mode):
     assert_like_eager(lambda t, i: F.embedding_bag(i, t, mode=mode), r(7, 4), INDICES.int().reshape(2, 4))

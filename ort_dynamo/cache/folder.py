@@ -40,7 +40,7 @@ _PART_OF_KERNELS = 8
 """Compiled kernels take at most this part of the size beside the entries: 256 MiB of 2 GiB, some ten thousand."""
 
 _PROCESSES = 8
-"""A process lists the files again when it has written this part of the free bytes; others may write at the same time."""
+"""A process lists the files again after writing this part of the free bytes: others may write at the same time."""
 
 _unlisted: dict[tuple[Path, int], int] = {}
 """Folder and its maximum size -> bytes that this process may write before it lists the files again."""

@@ -116,13 +116,11 @@ class _Layout:
         return self._modified
 
     def _visit(self, node: Node) -> None:
-        if asks_size(node):
-            return
         if convolves_images(node) and not self._wants_channels_last(node):
             self._read_as_traced(node)
         elif is_of_one_expanded(node):
             self._expand_late(node)
-        elif not convolves_images(node) and self._is_as_traced(node):
+        elif asks_size(node) or (not convolves_images(node) and self._is_as_traced(node)):
             return
         elif puts_in_order(node):
             self._merge_copy(node)

@@ -11,8 +11,8 @@ which loses all digits where the mean of a group is much larger than the deviati
 and gradients, and cancels nothing.
 
 An instance normalization, which torch calls as a batch normalization of a view (1, images * channels, height, width),
-becomes sums over positions and arithmetic in either layout: with d = x - mean, r = 1 / sqrt(mean(d^2) + eps) and n
-positions,
+becomes sums over positions and arithmetic in either layout: with d = (x - m) - mean(x - m) where m is the rounded mean
+of x, r = 1 / sqrt(mean(d^2) + eps) and n positions,
 
     y = d * (r * weight) + bias
     gradient of x = (r * weight) * (g - sum(g) / n - d * r^2 * sum(g * d) / n)
@@ -157,7 +157,9 @@ def sum_instance_norm(norm: Node, add: Callable[..., Node]) -> bool:
             one if one is None else add(norm, aten.view.default, (one, [-1, channels, 1, 1])) for one in norm.args[1:3]
         )
         mean = add(norm, aten.mean.dim, (image, [2, 3], True))
-        less = add(norm, aten.sub.Tensor, (image, mean))
+        first = add(norm, aten.sub.Tensor, (image, mean))
+        rest = add(norm, aten.mean.dim, (first, [2, 3], True))
+        less = add(norm, aten.sub.Tensor, (first, rest))
         square = add(norm, aten.mul.Tensor, (less, less))
         variance = add(norm, aten.add.Tensor, (add(norm, aten.mean.dim, (square, [2, 3], True)), eps))
         scale = rate = add(norm, aten.rsqrt.default, (variance,))
@@ -169,13 +171,14 @@ def sum_instance_norm(norm: Node, add: Callable[..., Node]) -> bool:
             result = add(norm, aten.addcmul.default, (bias, less, scale))
     for one in found.results:
         one.replace_all_uses_with(result)
-    own, view = {gradient for gradient, _, _ in found.gradients}, norm.args[0]
+    own, view = [gradient for gradient, _, _ in found.gradients], norm.args[0]
     others = [one for one in (*image.users, *view.users) if one not in own]  # type: ignore[union-attr]
     is_saved = any("backward" in one.meta.get(HALF, "") for one in others)
     for gradient, given, results in found.gradients:
         with norm.graph.inserting_before(gradient):
-            same = add(gradient, aten.sub.Tensor, (image, mean)) if is_saved else less
-            _add_gradients(gradient, given, same, variance, rate, weight, results, add)
+            if is_saved:
+                less = add(gradient, aten.sub.Tensor, (add(gradient, aten.sub.Tensor, (image, mean)), rest))
+            _add_gradients(gradient, given, less, variance, rate, weight, results, add)
     for call in (*own, norm):
         read: Any = call.args[0]
         _erase(call)
@@ -242,7 +245,7 @@ def _instance_norm(norm: Node) -> _InstanceNorm | None:
     if results is None:
         return None
     gradients = []
-    for call in {user for index, item in items.items() if index != 0 for user in item.users}:
+    for call in dict.fromkeys(user for index, item in items.items() if index != 0 for user in item.users):
         if call.target is not aten.native_batch_norm_backward.default or call.args[1] is not norm.args[0]:
             return None
         given = _images_of(call.args[0])

@@ -201,7 +201,8 @@ def test_parts_of_a_split_become_slices() -> None:
     assert_same(gm, function, IMAGES, WEIGHT)
 
 
-SCALE, SHIFT = torch.rand(8) + 0.5, torch.randn(8)
+_SEEDED = torch.Generator().manual_seed(0)
+SCALE, SHIFT = torch.rand(8, generator=_SEEDED) + 0.5, torch.randn(8, generator=_SEEDED)
 BATCH_NORM = aten._native_batch_norm_legit.no_stats
 
 
@@ -225,7 +226,7 @@ def test_an_instance_norm_of_symbolic_sizes_computes_the_same() -> None:
 
 
 @pytest.mark.parametrize("offset", [0.0, 10.0, 1e4])
-def test_an_instance_norm_of_a_large_mean_costs_at_most_one_bit_more_than_in_eager(offset: float) -> None:
+def test_an_instance_norm_of_a_large_mean_costs_no_more_digits_than_in_eager(offset: float) -> None:
     weight = torch.zeros_like(WEIGHT)
     weight[range(8), range(8), 1, 1] = 1  # the convolution returns its images
     images, wanted = IMAGES + offset, (True, True, True)
@@ -236,7 +237,7 @@ def test_an_instance_norm_of_a_large_mean_costs_at_most_one_bit_more_than_in_eag
         truth, instance_norm(images, SCALE, SHIFT, wanted), gm(images, weight, SCALE, SHIFT), strict=True
     ):
         rounding = 8 * torch.finfo(torch.float32).eps * exact.abs().max()
-        assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max() + rounding
+        assert (ours - exact).abs().max() <= (theirs - exact).abs().max() + rounding
 
 
 def test_an_instance_norm_of_an_image_that_a_backward_reads_saves_no_second_one() -> None:
@@ -253,7 +254,7 @@ def test_an_instance_norm_of_an_image_that_a_backward_reads_saves_no_second_one(
     assert ConvertToChannelsLast()(gm).modified
     assert_same(gm, function, IMAGES, WEIGHT)
     differences = gm.graph.find_nodes(op="call_function", target=aten.sub.Tensor)
-    assert [one.meta.get(HALF) for one in differences] == [None, "is_backward"]
+    assert [one.meta.get(HALF) for one in differences] == [None, None, "is_backward", "is_backward"]
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,8 @@ class ExecutionManager:
     """Compiles and runs a module in one mode, training or inference.
 
     The first call is compiled for its sizes. So is a later call of these sizes, once: a module may have changed what
-    its graph depends on. Other calls reuse a graph, or are compiled once for any size. Sizes 0 and 1 have separate
-    graphs, as always in torch.compile.
+    its graph depends on. Other calls reuse a graph, or are compiled for any size of the dimensions that have changed.
+    Sizes 0 and 1 have separate graphs, as always in torch.compile.
 
     Args:
         module: the user's module.
@@ -159,7 +159,7 @@ class ExecutionManager:
         self._code = _Code.of(type(module), self._mode)
         entry = _entry(module, self._code)
         self._for_first_sizes = _region(entry, backend, module, dynamic=False)
-        self._for_all_sizes = _region(entry, backend, module, dynamic=True)
+        self._for_other_sizes = _region(entry, backend, module, dynamic=None)
         self._settled: set[Callable[..., Any]] = set()  # regions whose last call compiled nothing
         self._has_run = False
         self._first_sizes: list[Any] | None = None
@@ -213,7 +213,7 @@ class ExecutionManager:
         """Return the compiled region that serves the sizes of a call."""
         if not self._has_run or (self._first_sizes is not None and self._first_sizes == _sizes(inputs, kwargs)):
             return self._for_first_sizes
-        return self._for_all_sizes
+        return self._for_other_sizes
 
     def _first(self, region: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run for the first time, and log the record of the compile."""
@@ -344,7 +344,7 @@ def _sizes(inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def _region(
-    entry: Callable[..., Any], backend: Callable[..., Any], module: nn.Module, *, dynamic: bool
+    entry: Callable[..., Any], backend: Callable[..., Any], module: nn.Module, *, dynamic: bool | None
 ) -> Callable[..., Any]:
     recurrent = has_recurrent_layers(module)
     return compile_region(entry, backend, dynamic=dynamic, recurrent=recurrent)

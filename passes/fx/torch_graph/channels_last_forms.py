@@ -11,24 +11,25 @@ which loses all digits where the mean of a group is much larger than the deviati
 and gradients, and cancels nothing.
 
 An instance normalization, which torch calls as a batch normalization of a view (1, images * channels, height, width),
-becomes sums over positions and arithmetic in either layout: with d = (x - m) - mean(x - m) where m is the rounded mean
-of x, r = 1 / sqrt(mean(d^2) + eps) and n positions,
+becomes sums over positions and arithmetic in either layout: with d = x - mean, r = 1 / sqrt(mean(d^2) + eps) and n
+positions,
 
     y = d * (r * weight) + bias
     gradient of x = (r * weight) * (g - sum(g) / n - d * r^2 * sum(g * d) / n)
 
-That of one image follows channels_last as it is.
+A sum in float32 makes a mean wrong in its last bits, and torch's kernel adds in float64. So the mean of `x - mean` is
+subtracted, too. That of one image follows channels_last as it is.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ort_dynamo.graph.boundary import has_strides
 from ort_dynamo.graph.marks import HALF
@@ -44,13 +45,13 @@ __all__ = [
     "asks_size",
     "can_center",
     "center",
+    "change_forms",
     "decides_layout",
     "has_sizes_of_images",
     "is_alias",
     "is_of_one_expanded",
     "puts_in_order",
     "slice_of",
-    "sum_instance_norm",
     "with_views",
 ]
 
@@ -58,6 +59,32 @@ GROUP_NORM = aten.native_group_norm.default
 _GRADIENT = aten.native_group_norm_backward.default
 _INSTANCE_NORM = aten._native_batch_norm_legit.no_stats
 _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
+
+
+def change_forms(graph: Graph, add: Callable[..., Node]) -> bool:
+    """Sum instance normalizations, and let views skip views that they undo; `add` adds a call for a node."""
+    sums = [_sum_instance_norm(node, add) for node in tuple(graph.nodes)]
+    skips = [_skip_views(node) for node in tuple(graph.nodes)]
+    return any(sums) or any(skips)
+
+
+def _skip_views(view: Node) -> bool:
+    """Let a view read the tensor that views before it reshape, if it has the shape and the strides of that tensor.
+
+    A functional graph has such views where a program writes to an instance normalization, whose result is a view.
+    """
+    source: Any = view
+    skipped: list[Node] = []
+    while source.target is aten.view.default:
+        source = source.args[0]
+        fake, own = view.meta["val"], source.meta["val"]
+        if skipped and known_equal([*own.shape, *own.stride()], [*fake.shape, *fake.stride()]):
+            view.update_arg(0, source)
+            for one in (one for one in skipped if not one.users):
+                view.graph.erase_node(one)
+            return True
+        skipped.append(source)
+    return False
 
 
 def asks_size(node: Node) -> bool:
@@ -110,8 +137,7 @@ def center(norm: Node, given: Node, add: Callable[..., Node]) -> list[Node]:
     norm.update_arg(0, differences[0])
     for result in [result for result in norm.users if result.args[1] == 1]:
         gradients = [one for one in result.users if one.target is _GRADIENT and one.args[1:3] == (given, result)]
-        others = (one for one in given.users if one not in gradients)
-        is_saved = image is given and any("backward" in one.meta.get(HALF, "") for one in others)
+        is_saved = image is given and _is_kept(image, gradients)
         for gradient in gradients:
             if is_saved:
                 with norm.graph.inserting_before(gradient):
@@ -140,7 +166,7 @@ class _InstanceNorm(NamedTuple):
     gradients: list[tuple[Node, Node, list[Node]]]
 
 
-def sum_instance_norm(norm: Node, add: Callable[..., Node]) -> bool:
+def _sum_instance_norm(norm: Node, add: Callable[..., Node]) -> bool:
     """Compute an instance normalization and its gradients by sums over positions; give False for another node.
 
     Args:
@@ -156,10 +182,10 @@ def sum_instance_norm(norm: Node, add: Callable[..., Node]) -> bool:
         weight, bias = (
             one if one is None else add(norm, aten.view.default, (one, [-1, channels, 1, 1])) for one in norm.args[1:3]
         )
-        mean = add(norm, aten.mean.dim, (image, [2, 3], True))
-        first = add(norm, aten.sub.Tensor, (image, mean))
-        rest = add(norm, aten.mean.dim, (first, [2, 3], True))
-        less = add(norm, aten.sub.Tensor, (first, rest))
+        less, means = image, []
+        for _ in range(2):
+            means.append(add(norm, aten.mean.dim, (less, [2, 3], True)))
+            less = add(norm, aten.sub.Tensor, (less, means[-1]))
         square = add(norm, aten.mul.Tensor, (less, less))
         variance = add(norm, aten.add.Tensor, (add(norm, aten.mean.dim, (square, [2, 3], True)), eps))
         scale = rate = add(norm, aten.rsqrt.default, (variance,))
@@ -171,14 +197,13 @@ def sum_instance_norm(norm: Node, add: Callable[..., Node]) -> bool:
             result = add(norm, aten.addcmul.default, (bias, less, scale))
     for one in found.results:
         one.replace_all_uses_with(result)
-    own, view = [gradient for gradient, _, _ in found.gradients], norm.args[0]
-    others = [one for one in (*image.users, *view.users) if one not in own]  # type: ignore[union-attr]
-    is_saved = any("backward" in one.meta.get(HALF, "") for one in others)
+    is_saved = _is_kept(image, own := [gradient for gradient, _, _ in found.gradients])
     for gradient, given, results in found.gradients:
         with norm.graph.inserting_before(gradient):
-            if is_saved:
-                less = add(gradient, aten.sub.Tensor, (add(gradient, aten.sub.Tensor, (image, mean)), rest))
-            _add_gradients(gradient, given, less, variance, rate, weight, results, add)
+            same = image if is_saved else less
+            for mean in means if is_saved else ():
+                same = add(gradient, aten.sub.Tensor, (same, mean))
+            _add_gradients(gradient, given, same, variance, rate, weight, results, add)
     for call in (*own, norm):
         read: Any = call.args[0]
         _erase(call)
@@ -226,6 +251,15 @@ def _add_gradients(
             item.replace_all_uses_with(add(gradient, aten.view.default, (vector, [-1])))
 
 
+def _is_kept(image: Node, own: Collection[Node]) -> bool:
+    """Check whether an image stays in memory until the backward: an input, or read there by others than `own`."""
+    base = image
+    while base.target is not operator.getitem and (sources := aliased_inputs(base)):
+        base = sources[0]
+    readers = {user for one in with_views(base) for user in one.users if user not in own}
+    return base.op == "placeholder" or any("backward" in one.meta.get(HALF, "") for one in readers)
+
+
 def _erase(node: Node) -> None:
     """Erase a call with its results and their views, which nothing reads."""
     for user in tuple(node.users):
@@ -238,7 +272,7 @@ def _instance_norm(norm: Node) -> _InstanceNorm | None:
     if norm.target is not _INSTANCE_NORM or norm.args[3] is not True:
         return None
     image = _images_of(norm.args[0])
-    if image is None or not _can_sum(image.meta["val"]):
+    if image is None or not _can_sum(image.meta["val"]) or not _has_plain_numbers(norm, image.meta["val"].dtype):
         return None
     items = {item.args[1]: item for item in norm.users}
     results = _as_images(items.get(0), image)
@@ -246,11 +280,11 @@ def _instance_norm(norm: Node) -> _InstanceNorm | None:
         return None
     gradients = []
     for call in dict.fromkeys(user for index, item in items.items() if index != 0 for user in item.users):
-        if call.target is not aten.native_batch_norm_backward.default or call.args[1] is not norm.args[0]:
+        if call.target is not aten.native_batch_norm_backward.default or call.args[1:3] != norm.args[:2]:
             return None
         given = _images_of(call.args[0])
         of_image = _as_images(next((item for item in call.users if item.args[1] == 0), None), image)
-        if call.args[5:8] != (items.get(1), items.get(2), True) or given is None or of_image is None:
+        if call.args[5:9] != (items.get(1), items.get(2), True, norm.args[5]) or given is None or of_image is None:
             return None
         if not known_equal(given.meta["val"].shape, image.meta["val"].shape):
             return None
@@ -276,6 +310,16 @@ def _can_sum(fake: torch.Tensor) -> bool:
         return False
     is_plain = size[0] > 1 and math.prod(size[1:]) > 1 and has_strides(fake, range(4))
     return is_plain and fake.dtype in (torch.float32, torch.float64)
+
+
+def _has_plain_numbers(norm: Node, dtype: torch.dtype) -> bool:
+    """Check that weight and bias have a dtype, for torch raises on others, and that eps is at least its smallest.
+
+    Where variance and eps are 0, torch gives 0 for one over the root.
+    """
+    eps, vectors = norm.args[5], (one for one in norm.args[1:3] if isinstance(one, Node))
+    is_plain = isinstance(eps, (int, float)) and eps >= torch.finfo(dtype).tiny
+    return is_plain and all(one.meta["val"].dtype == dtype for one in vectors)
 
 
 def _as_images(result: Node | None, image: Node) -> list[Node] | None:

@@ -24,13 +24,13 @@ from ort_dynamo.passes.fx.torch_graph.channels_last_forms import (
     asks_size,
     can_center,
     center,
+    change_forms,
     decides_layout,
     has_sizes_of_images,
     is_alias,
     is_of_one_expanded,
     puts_in_order,
     slice_of,
-    sum_instance_norm,
     with_views,
 )
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
@@ -87,8 +87,8 @@ class ConvertToChannelsLast(PassBase):
         onednn: Any = torch.backends.mkldnn
         if not (onednn.is_available() and onednn.enabled):
             return PassResult(graph_module, False)
-        sums = [sum_instance_norm(node, _add) for node in tuple(graph.nodes)]
-        modified = _Layout(graph_module).change() or any(sums)
+        is_changed = change_forms(graph, _add)
+        modified = _Layout(graph_module).change() or is_changed
         if modified:
             graph.lint()
             graph_module.recompile()

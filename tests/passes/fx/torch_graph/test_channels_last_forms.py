@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -240,21 +241,62 @@ def test_an_instance_norm_of_a_large_mean_costs_no_more_digits_than_in_eager(off
         assert (ours - exact).abs().max() <= (theirs - exact).abs().max() + rounding
 
 
-def test_an_instance_norm_of_an_image_that_a_backward_reads_saves_no_second_one() -> None:
-    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
-        image = conv(x, w)
-        return *instance_norm(image, None, None, (True, False, False)), image.exp()
+FIRST = (True, False, False)
 
-    gm = traced(function, IMAGES, WEIGHT)
+
+@pytest.mark.parametrize(
+    ("function", "again"),
+    [
+        (lambda image: (*instance_norm(image, wanted=FIRST), image.exp()), 2),
+        (lambda image: (*instance_norm(image, wanted=FIRST), image.view(2, 8, 144).exp()), 2),
+        (lambda image: (*instance_norm(image, wanted=FIRST), *instance_norm(image, wanted=FIRST)), 4),
+        (lambda image: (*instance_norm(image, wanted=FIRST), image.relu()), 0),
+    ],
+)
+def test_an_instance_norm_of_an_image_that_a_backward_reads_saves_no_second_one(
+    function: Callable[[torch.Tensor], Any], again: int
+) -> None:
+    gm = traced(lambda x, w: function(conv(x, w)), IMAGES, WEIGHT)
     for node in (
-        gm.graph.find_nodes(op="call_function", target=aten.exp.default)[-1],
+        *gm.graph.find_nodes(op="call_function", target=aten.exp.default),
         *gm.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default),
     ):
         node.meta[HALF] = "is_backward"
     assert ConvertToChannelsLast()(gm).modified
-    assert_same(gm, function, IMAGES, WEIGHT)
-    differences = gm.graph.find_nodes(op="call_function", target=aten.sub.Tensor)
-    assert [one.meta.get(HALF) for one in differences] == [None, None, "is_backward", "is_backward"]
+    assert_same(gm, lambda x, w: function(conv(x, w)), IMAGES, WEIGHT)
+    found = [one.meta.get(HALF) for one in gm.graph.find_nodes(op="call_function", target=aten.sub.Tensor)]
+    assert found.count("is_backward") == again
+
+
+def test_the_gradient_of_an_instance_norm_of_an_input_reads_the_input() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        image, gradient = instance_norm(x, wanted=FIRST)
+        return conv(image, w), gradient
+
+    gm, modified = converted(function, IMAGES, WEIGHT)
+    assert modified
+    assert len(gm.graph.find_nodes(op="call_function", target=aten.sub.Tensor)) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_an_instance_norm_with_a_weight_of_another_dtype_is_left_to_torch(dtype: torch.dtype) -> None:
+    gm = traced(lambda x, w, scale: instance_norm(conv(x, w), scale.to(dtype)), IMAGES, WEIGHT, SCALE)
+    ConvertToChannelsLast()(gm)
+    assert gm.graph.find_nodes(op="call_function", target=BATCH_NORM)
+    with pytest.raises(RuntimeError, match="mixed dtype"):
+        gm(IMAGES, WEIGHT, SCALE)
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_views_that_undo_each_other_keep_the_layout(mode: str) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        flat = conv(x, w).relu().view(1, -1, *x.shape[2:])
+        return conv(flat.view(x.shape), w).sum()
+
+    gm, modified = converted(function, IMAGES, WEIGHT, mode=mode)
+    assert modified
+    copies = gm.graph.find_nodes(op="call_function", target=aten.clone.default)
+    assert [one.kwargs["memory_format"] for one in copies] == [torch.channels_last]
 
 
 @pytest.mark.parametrize(
@@ -265,6 +307,8 @@ def test_an_instance_norm_of_an_image_that_a_backward_reads_saves_no_second_one(
         lambda x: BATCH_NORM(x.view(1, 16, 12, 12), None, None, True, 0.1, 1e-5)[0].view(2, -1),
         lambda x: BATCH_NORM(x.view(1, 16, 12, 12), None, None, True, 0.1, 1e-5)[1].exp(),
         lambda x: BATCH_NORM(x.view(1, 8, 24, 12), None, None, True, 0.1, 1e-5)[0].view(2, 8, 12, 12),
+        lambda x: BATCH_NORM((0 * x).view(1, 16, 12, 12), None, None, True, 0.1, 0.0)[0].view(2, 8, 12, 12),
+        lambda x: BATCH_NORM((0 * x).view(1, 16, 12, 12), None, None, True, 0.1, 1e-42)[0].view(2, 8, 12, 12),
     ],
 )
 def test_other_batch_norms_of_a_view_are_left_as_they_were_traced(function: Any) -> None:

@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.graph.marks import CHOSEN
-from ort_dynamo.passes.fx.torch_graph.foreach import FOREACH, is_count, is_plain_cast
+from ort_dynamo.passes.fx.torch_graph.whole_kernels import FOREACH, is_count, is_plain_cast
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["CallForeach", "add_to_all", "cast_all"]

@@ -24,7 +24,6 @@ from ort_dynamo.passes.fx.torch_graph.channels_last_forms import (
     asks_size,
     can_center,
     center,
-    change_forms,
     decides_layout,
     has_sizes_of_images,
     is_alias,
@@ -39,6 +38,7 @@ from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
     convolves_images,
     weighs_more_than_images,
 )
+from ort_dynamo.passes.fx.torch_graph.instance_norm_sums import sum_instance_norms
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import KEPT, add_chosen
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernels.kernel_layouts import IMAGE_OPERATORS, convolves_in_onednn, follows_layout
@@ -87,7 +87,7 @@ class ConvertToChannelsLast(PassBase):
         onednn: Any = torch.backends.mkldnn
         if not (onednn.is_available() and onednn.enabled):
             return PassResult(graph_module, False)
-        is_changed = change_forms(graph, _add)
+        is_changed = sum_instance_norms(graph, _add)
         modified = _Layout(graph_module).change() or is_changed
         if modified:
             graph.lint()

@@ -13,8 +13,8 @@ from ort_dynamo.graph.marks import CHOSEN
 from ort_dynamo.passes.fx.analysis.fused_readers import is_read_in_kernel
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import CONVOLUTIONS, PRODUCTS
-from ort_dynamo.passes.fx.torch_graph.foreach import FOREACH, is_count, is_plain_cast
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose
+from ort_dynamo.passes.fx.torch_graph.whole_kernels import FOREACH, is_count, is_plain_cast
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["PlaceForeach"]

@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx import call_foreach
 from ort_dynamo.passes.fx.call_foreach import CallForeach, cast_all
-from ort_dynamo.passes.fx.torch_graph.foreach import FOREACH
 from ort_dynamo.passes.fx.torch_graph.place_foreach import PlaceForeach
+from ort_dynamo.passes.fx.torch_graph.whole_kernels import FOREACH
 
 
 def placed(function: Callable[..., Any], *inputs: Any) -> GraphModule:

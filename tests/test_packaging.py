@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import os
 import re
 import shutil
@@ -48,7 +49,9 @@ def build(source: Path, target: Path, **environment: str) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     pytest.importorskip("build.__main__")  # "build" alone is also the folder that this leaves behind
-    return build(ROOT, tmp_path_factory.mktemp("built"))
+    with open(tmp_path_factory.getbasetemp().parent / "build.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # setuptools writes beside the sources, and each worker builds
+        return build(ROOT, tmp_path_factory.mktemp("built"))
 
 
 def test_the_wheel_has_one_package_and_the_source_distribution_all(built: tuple[Path, Path]) -> None:

@@ -15,9 +15,6 @@ from ort_dynamo.cache.folder import SUFFIX, CacheFolder, FolderRefusedError
 KEY, OTHER = "a" * 64, "b" * 64
 
 
-entries = CacheFolder.entries
-
-
 def folder(path: Path, max_bytes: int = 1 << 20) -> CacheFolder:
     return CacheFolder(path / "cache", max_bytes)
 
@@ -65,7 +62,7 @@ def test_old_unfinished_files_are_removed(tmp_path: Path) -> None:
 def test_files_are_listed_again_when_an_eighth_of_the_free_bytes_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, listed = folder(tmp_path, max_bytes=8_000), []
+    made, listed, entries = folder(tmp_path, max_bytes=8_000), [], CacheFolder.entries
     monkeypatch.setattr(CacheFolder, "entries", lambda self: listed.append(self.path) or entries(self))
     for index in range(10):
         made.write(str(index), bytes(100))

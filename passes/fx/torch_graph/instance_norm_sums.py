@@ -39,8 +39,9 @@ def sum_instance_norms(graph: Graph, add: Callable[..., Node]) -> bool:
         graph: a graph that torch runs.
         add: adds a call for a node: that node, the target, the arguments.
     """
-    sums = [_sum_instance_norm(node, add) for node in tuple(graph.nodes)]
-    skips = [_skip_views(node) for node in tuple(graph.nodes)]
+    norms = graph.find_nodes(op="call_function", target=_INSTANCE_NORM)
+    sums = [_sum_instance_norm(norm, add) for norm in norms]
+    skips = [_skip_views(view) for view in graph.find_nodes(op="call_function", target=aten.view.default)]
     return any(sums) or any(skips)
 
 
@@ -78,10 +79,10 @@ class _InstanceNorm(NamedTuple):
 
 
 def _sum_instance_norm(norm: Node, add: Callable[..., Node]) -> bool:
-    """Compute an instance normalization and its gradients by sums over positions; give False for another node.
+    """Compute an instance normalization and its gradients by sums over positions; give False for another batch norm.
 
     Args:
-        norm: any node.
+        norm: a call of _INSTANCE_NORM.
         add: adds a call for a node: that node, the target, the arguments.
     """
     found = _instance_norm(norm)
@@ -162,11 +163,11 @@ def _add_gradients(
             item.replace_all_uses_with(add(gradient, aten.view.default, (vector, [-1])))
 
 
-def _erase(node: Node) -> None:
-    """Erase a call with its results and their views, which nothing reads."""
-    for user in tuple(node.users):
-        _erase(user)
-    node.graph.erase_node(node)
+def _erase(call: Node) -> None:
+    """Erase a call with its results and their views. It raises an error if a view is read."""
+    results = tuple(call.users)
+    for node in (*(view for result in results for view in result.users), *results, call):
+        call.graph.erase_node(node)
 
 
 def _instance_norm(norm: Node) -> _InstanceNorm | None:
@@ -174,7 +175,7 @@ def _instance_norm(norm: Node) -> _InstanceNorm | None:
 
     A policy that has its results saved would have those of each sum saved, too.
     """
-    if norm.target is not _INSTANCE_NORM or norm.args[3] is not True or norm.meta.get(RECOMPUTE) in _SAVED:
+    if norm.args[3] is not True or norm.meta.get(RECOMPUTE) in _SAVED:
         return None
     image = _images_of(norm.args[0])
     if image is None or not _can_sum(image.meta["val"]) or not _has_plain_numbers(norm, image.meta["val"].dtype):

@@ -7,10 +7,16 @@ import onnx_ir as ir
 from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
 
-__all__ = ["parts_of", "summed_axes"]
+__all__ = ["TILE_COLUMNS", "parts_of", "summed_axes"]
+
+TILE_COLUMNS = 64
+"""Columns of a program that need not hold whole rows."""
+
+_PROGRAMS = 512
+"""Programs that keep a device busy: four for each multiprocessor of an H100, with four loads in flight per thread."""
 
 _LEAST, _MOST, _PARTS = 16, 128, 64
-_LEAST_WHOLE, _PARTS_WHOLE = 4, 512
+_LEAST_WHOLE = 4
 _MOST_PARTS = 1024
 
 
@@ -26,7 +32,7 @@ def summed_axes(node: ir.Node) -> int | None:
     return len(found) if found == list(range(len(found))) and len(found) < rank else None
 
 
-def parts_of(rows: Size, *, whole: bool) -> int:
+def parts_of(rows: Size, columns: int, *, whole: bool) -> int:
     """Find the number of parts of the rows, each of which one program sums.
 
     It depends on these arguments alone, so results are the same on every device. A second kernel adds the partial sums.
@@ -35,14 +41,19 @@ def parts_of(rows: Size, *, whole: bool) -> int:
 
     Args:
         rows: the number of all rows.
-        whole: whether a program holds whole rows. Otherwise there are programs for each block of columns, too.
+        columns: the number of columns.
+        whole: whether a program holds whole rows. Otherwise there are programs for each tile of columns, too.
     """
+    tiles = 1 if whole else -(-columns // TILE_COLUMNS)
+    enough = max(1, _PROGRAMS // tiles)
     if rows.symbols:
-        return _PARTS_WHOLE if whole else _PARTS
+        return enough if whole else max(_PARTS, enough)
     count = rows.factor
     if count <= (_LEAST_WHOLE if whole else _MOST):
         return 1
-    most, least = (count // _PARTS_WHOLE, _LEAST_WHOLE) if whole else (max(_MOST, count // _PARTS), _LEAST)
+    most, least = count // enough, _LEAST_WHOLE if whole else _LEAST
+    if not whole:
+        most = min(most, max(_MOST, count // _PARTS))
     most = max(most, 2 * least)
     found = next((part for part in range(most, least - 1, -1) if count % part == 0), most)
     return -(-count // (found if count // found <= _MOST_PARTS else most))

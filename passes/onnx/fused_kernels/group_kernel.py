@@ -160,7 +160,7 @@ class _Lowering:
         if [loop for axis in layout[summed_axes(node) :] for loop in axis] != list(every[-self._columns :]):
             raise CannotFuseError("the columns of a sum are not the columns of the kernel")
         whole = any(reduced_axes(one) is not None for one in self._group.nodes)
-        self._parts = parts_of(rows, whole=whole) if self._in_parts else 1
+        self._parts = parts_of(rows, columns.factor, whole=whole) if self._in_parts else 1
         return self._step(x, layout), self._parts
 
     def _total(self, node: ir.Node, layout: Layout, only: Only) -> int:

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_dynamo.graph.fused_op import Size
+from ort_dynamo.passes.onnx.fused_kernels.column_sums import TILE_COLUMNS
 from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Kernel, Load, Term, Total, product, terms
 
 __all__ = ["DTYPES", "Flat", "LongRows", "Rows", "written_size"]
-
-_BLOCK = 64
-"""Columns of a tile that need not be whole rows."""
 
 _ELEMENTS = 1024
 """Elements of a program; 8 a thread, which load 16 bytes of a half type at once."""
@@ -21,8 +19,8 @@ _ELEMENTS = 1024
 _WARP_ELEMENTS = 256
 """Elements of a tile for each warp."""
 
-_SUM_BLOCK, _SUM_ELEMENTS = 32, 4096
-"""Columns, and elements, of a tile of a program that adds up all rows."""
+_SUM_COLUMNS, _SUM_ELEMENTS = 16, 4096
+"""Least columns, and most elements, of a tile of a program that adds up all rows."""
 
 _LONG_BLOCK = 4096
 """Columns of a tile of a long row."""
@@ -94,7 +92,9 @@ class Rows:
     def block(self) -> int:
         """Columns of a tile."""
         whole = 1 << (self.columns - 1).bit_length()
-        return whole if self.kernel.has_row_numbers else min(whole, _SUM_BLOCK if self._sums_all else _BLOCK)
+        if self.kernel.has_row_numbers:
+            return whole
+        return min(whole, max(_SUM_COLUMNS, _ELEMENTS // self._most_rows) if self._sums_all else TILE_COLUMNS)
 
     @property
     def blocks(self) -> int:
@@ -104,9 +104,13 @@ class Rows:
     @property
     def rows(self) -> int:
         """Rows of a tile."""
+        return min(self._most_rows, max(1, (_SUM_ELEMENTS if self._sums_all else _ELEMENTS) // self.block))
+
+    @property
+    def _most_rows(self) -> int:
+        """Rows of a part, rounded up to a power of two."""
         part = self.kernel.part
-        most = _ELEMENTS if part is None else 1 << (part - 1).bit_length()
-        return min(most, max(1, (_SUM_ELEMENTS if self._sums_all else _ELEMENTS) // self.block))
+        return _ELEMENTS if part is None else min(_ELEMENTS, 1 << (part - 1).bit_length())
 
     @property
     def _sums_all(self) -> bool:

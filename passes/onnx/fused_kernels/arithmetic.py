@@ -77,8 +77,20 @@ def _gelu(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
         return _fast_gelu(steps, node, arguments)
     (x,) = arguments
     scaled = steps.apply("mul", x, _number(steps, x, math.sqrt(0.5)))
+    if steps.steps[x].dtype == ir.DataType.FLOAT:
+        return steps.apply("mul", x, _normal_distribution(steps, scaled))
     twice = steps.apply("add", steps.apply("erf", scaled), _number(steps, x, 1.0))
     return steps.apply("mul", steps.apply("mul", x, twice), _number(steps, x, 0.5))
+
+
+def _normal_distribution(steps: Steps, scaled: int) -> int:
+    """(1 + erf s) / 2 of a float32 s, which is erfc(|s|) / 2 below 0, and 1 less that above.
+
+    The device's erf selects each of seven coefficients by |s|, so it takes twice the instructions of `half_erfc`.
+    """
+    tail = steps.apply("half_erfc", steps.apply("abs", scaled))
+    is_negative = steps.compare("lt", scaled, _number(steps, scaled, 0.0))
+    return steps.where(is_negative, tail, steps.apply("sub", _number(steps, scaled, 1.0), tail))
 
 
 def _fast_gelu(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
@@ -102,8 +114,11 @@ def _quick_gelu(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
 
 def _hard_sigmoid(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
     (x,) = arguments
-    line = steps.apply("mul", x, _attribute(steps, node, x, "alpha", 0.2))
-    line = steps.apply("add", line, _attribute(steps, node, x, "beta", 0.5))
+    alpha, beta = (_attribute(steps, node, x, *given) for given in (("alpha", 0.2), ("beta", 0.5)))
+    match steps.steps[x]:
+        case Apply(ir.DataType.FLOAT, "erf", (scaled,)) if alpha == beta == _number(steps, x, 0.5):
+            return _normal_distribution(steps, scaled)
+    line = steps.apply("add", steps.apply("mul", x, alpha), beta)
     return steps.apply("max", steps.apply("min", line, _number(steps, x, 1.0)), _number(steps, x, 0.0))
 
 

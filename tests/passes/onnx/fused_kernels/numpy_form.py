@@ -59,6 +59,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "floor": np.floor,
     "ge": np.greater_equal,
     "gt": np.greater,
+    "half_erfc": _each(lambda x: math.erfc(x) / 2),
     "isnan": np.isnan,
     "le": np.less_equal,
     "log": np.log,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from ort_dynamo.torch_internals.lookup import private
 from ort_dynamo.torch_internals.pytree import is_container, tree_leaves, tree_map
 from ort_dynamo.torch_internals.sizes.symbols import optimization_hint
 from ort_dynamo.torch_internals.tracing.dynamo import raised_by_backend
+from ort_dynamo.torch_internals.tracing.frames import frames
 from ort_dynamo.torch_internals.tracing.program import spell_outputs
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "optimization_hint",
     "passes_through",
     "python_kernels",
+    "raise_own",
     "raised_by_backend",
     "spell_outputs",
     "tree_leaves",
@@ -80,7 +83,8 @@ def compile_region(
     """Compile a function like torch.compile; two calls of this share the compiled graphs of the function.
 
     torch.compile counts `dynamic` as part of the backend, so a call with other `dynamic` does not find a graph. If
-    torch lacks Dynamo's own entry, this is torch.compile, and nothing is shared.
+    torch lacks Dynamo's own entry, this is torch.compile, and nothing is shared. A call that ends with an error of the
+    program's does not leave later calls to eager, as it does in torch.compile.
 
     Args:
         function: the function to compile.
@@ -100,14 +104,42 @@ def compile_region(
         tracing["allow_rnn"] = True
     if whole and hasattr(_config, "ignore_logging_functions"):
         tracing["ignore_logging_functions"] = {*_config.ignore_logging_functions, *_logging_methods()}
-    if not tracing:
-        return compiled
 
     def traced(*args: Any, **kwargs: Any) -> Any:
         with _config.patch(**tracing):
             return compiled(*args, **kwargs)
 
-    return traced
+    run = traced if tracing else compiled
+
+    def region(*args: Any, **kwargs: Any) -> Any:
+        began = time.time()
+        try:
+            return run(*args, **kwargs)
+        except Exception as error:
+            _trace_again(error, began)
+            raise
+
+    return region
+
+
+_set_strategy = private("torch._C._dynamo.eval_frame:set_code_exec_strategy")
+_strategy = private("torch._dynamo.types:FrameExecStrategy")
+_action = private("torch._dynamo.types:FrameAction")
+
+
+def _trace_again(error: Exception, since: float) -> None:
+    """Make Dynamo trace the functions that it gave up on since a time, and that raised an error, at their next call.
+
+    Dynamo leaves a function to eager for good once it has met an exception of the program's in it. If torch lacks the
+    setting, they stay there.
+    """
+    if None in (_set_strategy, _strategy, _action):
+        return
+    skipped = {(frame.function, frame.begins) for frame in frames(since) if frame.failure and not frame.limit}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if (code.co_name, (code.co_filename, code.co_firstlineno)) in skipped:
+            _set_strategy(code, _strategy(_action.DEFAULT, _action.DEFAULT))
 
 
 def held_weakly(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,6 +215,26 @@ _cannot_trace: tuple[type[BaseException], ...] = tuple(
 def breaks_graph(error: BaseException) -> bool:
     """Check whether Dynamo raised this because it cannot trace a function as one graph; without its classes, never."""
     return isinstance(error, _cannot_trace)
+
+
+_of_dynamo = private("torch._dynamo.exc:TorchDynamoException", ())
+_while_tracing = private("torch._dynamo.exc:TorchRuntimeError", ())
+
+
+def raise_own(error: Exception) -> None:
+    """Raise the error that eager mode raises where Dynamo raises a RuntimeError for an operator that it traces.
+
+    This returns if `error` is another one, or if eager mode raises a RuntimeError, too.
+    """
+    if not isinstance(error, _while_tracing):
+        return
+    found: BaseException | None = error
+    while isinstance(found, _of_dynamo):
+        found = found.__cause__ or found.__context__
+    if type(found) is RuntimeError and found.__cause__ is not None:
+        found = found.__cause__  # Dynamo's words around it
+    if isinstance(found, Exception) and not isinstance(found, RuntimeError):
+        raise found from None
 
 
 def user_place(error: BaseException) -> str:

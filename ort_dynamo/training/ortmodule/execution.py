@@ -49,6 +49,7 @@ from ort_dynamo.training.torch_internals import (
     forget_compiled,
     guard_hooks,
     has_recurrent_layers,
+    raise_own,
     raised_by_backend,
     tree_leaves,
 )
@@ -198,6 +199,7 @@ class ExecutionManager:
         except Exception as error:
             known = self._in_family(error, inputs, kwargs)
             if known is None:
+                raise_own(error)
                 raise
             if before is not None:
                 before.put_back()  # PyTorch runs the module again

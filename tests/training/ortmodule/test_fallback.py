@@ -236,6 +236,64 @@ def test_an_error_of_the_programs_own_is_its_own() -> None:
     assert ort_model(torch.randn(3, 8)).shape == (3, 4)
 
 
+@pytest.mark.parametrize("in_pieces", [False, True], ids=["one graph", "two pieces"])
+def test_a_call_after_an_error_of_the_programs_runs_in_sessions(in_pieces: bool) -> None:
+    class Failing(Dense):
+        def forward(self, input1: Tensor, fails: bool = False) -> Tensor:
+            hidden = self.fc1(input1)
+            if in_pieces:
+                torch._dynamo.graph_break()
+            if fails:
+                raise ValueError("as asked")
+            return self.fc2(hidden)
+
+    ort_model = ORTModule(Failing())
+    for rows in (3, 4):
+        x = torch.randn(rows, 8)
+        with pytest.raises(ValueError, match="as asked"):
+            ort_model(x, True)
+        before = compiles()
+        torch.testing.assert_close(ort_model(x), ort_model.module(x))
+        assert compiles() > before
+
+
+def test_a_function_that_is_disabled_stays_so_after_an_error() -> None:
+    class Failing(Dense):
+        @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+        def forward(self, input1: Tensor, fails: bool = False) -> Tensor:
+            if fails:
+                raise ValueError("as asked")
+            calls.append(torch.compiler.is_compiling())
+            return super().forward(input1)
+
+    calls: list[bool] = []
+    ort_model = ORTModule(Failing())
+    x = torch.randn(3, 8)
+    ort_model(x)
+    with pytest.raises(ValueError, match="as asked"):
+        ort_model(x, True)
+    ort_model(x)
+    assert calls == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        (nn.BatchNorm1d(8), (torch.ones(1, 8),), "more than 1 value per channel"),
+        (nn.NLLLoss(), (torch.ones(4, 8), torch.tensor([1, 2])), "to match target batch_size"),
+        (nn.BCELoss(), (torch.ones(4, 8), torch.ones(2)), "different to the input size"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_an_error_of_an_operator_has_eagers_class(model: nn.Module, inputs: tuple[Tensor, ...], message: str) -> None:
+    try:
+        {}["missing"]
+    except KeyError:  # which is the context of the errors here, and none of them
+        for one in (model, ORTModule(model)):
+            with pytest.raises(ValueError, match=message):
+                one(*inputs)
+
+
 def test_tensors_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
     ort_model = ORTModule(Dense())

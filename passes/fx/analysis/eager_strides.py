@@ -45,7 +45,7 @@ _LIKE = frozenset(
         )
     )
 )
-"""Operators whose result has the strides of the first operand, if this is dense."""
+"""Operators whose result has the strides of the first operand, if this is dense and has the result's shape."""
 
 _WRAPS_NUMBERS = frozenset(
     ("add", "sub", "rsub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod", "floor_divide")
@@ -97,7 +97,7 @@ def _strides(node: Node, known: Mapping[Node, tuple[int, ...]]) -> tuple[int, ..
     if target in _LIKE:
         if node.kwargs.get("memory_format") not in (None, torch.preserve_format):
             return None
-        return layouts[0][1] if is_dense(layouts[0]) else None
+        return layouts[0][1] if layouts[0][0] == sizes and is_dense(layouts[0]) else None
     if target in CONTIGUOUS:
         return contiguous_strides(sizes)
     if not (follows_layout(target) or target in BROADCAST or LAID_OUT_AS.get(target) == 0):  # type: ignore[call-overload]

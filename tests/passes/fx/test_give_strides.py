@@ -42,6 +42,20 @@ def test_strides_of_a_traced_graph_are_eagers(function: Callable[..., Any]) -> N
     assert returned_strides(gm.graph) == {0: function(x).stride()}
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.huber_loss(x, x + 1),
+        lambda x: F.huber_loss(x, x + 1, reduction="sum"),
+        lambda x: torch.addr(x[0], x[:, 0], x[0]),
+    ],
+)
+def test_a_result_of_another_shape_does_not_follow_the_first_operand(function: Callable[..., Any]) -> None:
+    x = torch.rand(5, 1)
+    gm = make_fx(lambda x: [x + 1, function(x)], tracing_mode="fake")(x)
+    assert returned_strides(gm.graph)[0] == x.stride()
+
+
 def test_symbolic_sizes_have_no_rule() -> None:
     gm = make_fx(lambda x: [x + 1, (x * 2).t().exp()], tracing_mode="symbolic")(torch.rand(1, 5).t())
     assert returned_strides(gm.graph) == {}

@@ -74,6 +74,11 @@ def test_a_value_that_its_call_does_not_give_is_a_difference(name: str, change: 
     assert [*differences(gm)]
 
 
+def test_the_memory_of_an_empty_value_is_no_difference() -> None:
+    gm, _ = graph_of(torch.nn.functional.linear, torch.ones(0, 4, 3), torch.ones(5, 3), mode="symbolic")
+    assert not [*differences(gm)]
+
+
 def test_strides_follow_to_the_end() -> None:
     gm, nodes = graph_of(lambda x: x.clone().relu().sum(0), torch.ones(2, 3, 4, 5))
     values = FakeValues(gm)

@@ -7,6 +7,7 @@ bag more, which is cut off.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -59,12 +60,13 @@ def _bags(ctx: LoweringContext, offsets: ir.Value, entries: Size) -> ir.Value:
 
 
 def _checked(ctx: LoweringContext, offsets: ir.Value, entries: Size) -> ir.Value:
-    """`offsets`, the session stops unless the first is 0 and the last within the `entries`."""
+    """`offsets`, the session stops unless the first is 0 and the last within the `entries`, or there are none."""
     if is_empty(ctx.sizes(offsets)):
         return offsets
-    op, zero = ctx.op, ctx.ints([0])
-    ends = op.Abs(op.Gather(ctx.cast(offsets, torch.int64), ctx.ints([0, -1]), axis=0))
-    beyond = op.Greater(ends, op.Concat(zero, op.Reshape(ctx.scalar(entries, torch.int64), [1]), axis=0))
+    op, distances = ctx.op, ctx.op.Abs(ctx.cast(offsets, torch.int64))
+    first = op.Greater(op.Slice(distances, [0], [1]), 0)
+    last = op.Greater(op.Slice(distances, [-1], [sys.maxsize]), ctx.scalar(entries, torch.int64))
+    beyond = op.Concat(ctx.builder.constant([False], ir.DataType.BOOL), first, last, axis=0)
     words = "offsets[0] has to be 0, and offsets[-1] can not be greater than the length of the input"
     return ctx.stand_in(stop_if(ctx, any_of(ctx, beyond), offsets, words, 1), offsets)
 

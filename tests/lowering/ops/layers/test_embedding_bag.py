@@ -53,6 +53,16 @@ def test_bags_without_entries_equal_eager(mode):
     assert_like_eager(function, r(7, 4), torch.zeros(0, dtype=torch.int64), torch.tensor([0, 0]))
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding_idx", [None, 1])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_no_bags_equal_eager(mode, padding_idx, dynamic):
+    def function(table, indices):
+        return F.embedding_bag(indices, table, mode=mode, padding_idx=padding_idx)
+
+    assert_like_eager(function, r(7, 4), torch.zeros(0, 3, dtype=torch.int64), dynamic=dynamic)
+
+
 @pytest.mark.parametrize("padding_idx", [None, 5])
 def test_the_gradient_of_no_weights_equals_eager(padding_idx):
     def function(table, weights, indices, offsets):

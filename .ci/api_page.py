@@ -96,13 +96,26 @@ def make_page() -> str:
 def entry(path: str, value: Any) -> str:
     """Make the entry of a function or class: its signature, its docstring, and a class's methods."""
     text = f"### `{path}{signature(value)}`\n\n{described(value)}\n\n"
+    as_in_torch = []
     for name, method in sorted(vars(value).items()) if inspect.isclass(value) else ():
         inner = method.fget if isinstance(method, property) else getattr(method, "__func__", method)
         if name.startswith("_") or not inspect.isfunction(inner) or name == "call":
             continue
+        if has_torchs_docstring(value, name):
+            as_in_torch.append(f"`{name}`")
+            continue
         shown = "" if isinstance(method, property) else signature(inner)
         text += f"#### `{value.__name__}.{name}{shown}`\n\n{described(inner)}\n\n"
+    if as_in_torch:
+        text += f"These methods do the same as torch's: {', '.join(as_in_torch)}.\n\n"
     return text
+
+
+def has_torchs_docstring(kind: type, name: str) -> bool:
+    """Check whether a class of torch describes a method, and the given one, which replaces it, does the same."""
+    text = inspect.getdoc(getattr(kind, name))
+    bases = (base for base in kind.__mro__ if base.__module__.startswith("torch."))
+    return any(text == inspect.getdoc(vars(base)[name]) for base in bases if name in vars(base))
 
 
 def signature(value: Any) -> str:
@@ -110,11 +123,25 @@ def signature(value: Any) -> str:
     if inspect.isclass(value) and not dataclasses.is_dataclass(value):
         return ""
     given = inspect.signature(value)
-    kept = [p for name, p in given.parameters.items() if name not in ("self", "name")]
-    if inspect.isclass(value):
-        given = given.replace(return_annotation=inspect.Signature.empty)
-    text = str(given.replace(parameters=kept)).replace("'", "")
+    kept = [p.replace(annotation=_Type(p.annotation)) for name, p in given.parameters.items() if name != "self"]
+    returns = inspect.Signature.empty if inspect.isclass(value) else _Type(given.return_annotation)
+    text = str(given.replace(parameters=kept, return_annotation=returns))
+    text = text.replace(" = <factory>", " = ...")
     return re.sub(r"<[^<>]*(<[^<>]*>)?[^<>]* at 0x[0-9a-f]+>", "...", text)  # a function as a default
+
+
+class _Type:
+    """An annotation as it stands in the sources, without quotes around it."""
+
+    def __new__(cls, annotation: Any) -> Any:
+        """Return an annotation that is no text, or none, as it is."""
+        return super().__new__(cls) if isinstance(annotation, str) else annotation
+
+    def __init__(self, annotation: str) -> None:
+        self._text = annotation.strip("'\"") if "[" not in annotation else annotation
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 def described(value: Any) -> str:

@@ -6,6 +6,7 @@ that it exports on first use, so importing it, as the command line does, does no
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return version("ort-dynamo")
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return getattr(import_module(_HOME[name]), name)
 
 

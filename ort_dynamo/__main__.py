@@ -77,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exception: any of a program that the command runs.
     """
     parser = _Parser(
-        prog="python -m ort_dynamo", description='PyTorch training on ONNX Runtime: torch.compile(backend="ort_train").'
+        prog="python -m ort_dynamo",
+        description='PyTorch training on ONNX Runtime: torch.compile(model, backend="ort_train").',
+        epilog="New here? python -m ort_dynamo help first_training shows a first program, and help lists all guides.",
     )
     parser.add_argument("--version", action="version", version=f"ort_dynamo {version('ort-dynamo')}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)

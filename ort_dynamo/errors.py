@@ -175,7 +175,9 @@ class InvalidVariableError(OrtDynamoError, ValueError, KeyError):
 class UnknownModeError(OrtDynamoError, ValueError):
     """A torch.compile(mode=...) that is not one of ours."""
 
-    message = "ort_train has no mode {name!r}{nearest}. Known modes: {known}."
+    message = (
+        "ort_train has no mode {name!r}{nearest}. Known modes: {known}. 'max-autotune' and the like belong to inductor."
+    )
 
 
 class CacheOffError(OrtDynamoError):
@@ -235,7 +237,8 @@ class FallbackRefusedError(OrtDynamoError):
 
     message = (
         "fallback='error': {count} node(s) of the {role} graph cannot run in ONNX Runtime:\n{nodes}\n"
-        "Set options={{'fallback': 'eager'}} (the default) to run just these nodes in eager mode."
+        "Set options={{'fallback': 'eager'}} (the default) to run just these nodes in eager mode, or register a "
+        "lowering of your own for them (python -m ort_dynamo help add_an_operator)."
     )
 
 

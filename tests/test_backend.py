@@ -234,6 +234,7 @@ def test_fallback_error_refuses_at_the_forward_and_names_the_line() -> None:
         compiled(lambda x: double(x + 1), fallback="error")(torch.randn(4, requires_grad=True))
     text = str(caught.value)
     assert "1 node(s) of the forward graph" in text
+    assert "python -m ort_dynamo help add_an_operator" in text
     assert "ort_dynamo_tests.double.default" in text
     assert "test_backend.py" in text
 
@@ -353,6 +354,7 @@ def test_reset_forgets_the_sessions() -> None:
         ({"options": {"fallback": "never"}}, "InvalidOptionError", "expected one of 'eager', 'error'"),
         ({"options": {"threads": 0}}, "InvalidOptionError", "an int >= 1"),
         ({"mode": "debgu"}, "UnknownModeError", "did you mean 'debug'"),
+        ({"mode": "max-autotune"}, "UnknownModeError", "'max-autotune' and the like belong to inductor"),
     ],
 )
 def test_bad_options_are_refused_with_the_nearest_valid_ones(kwargs: Any, error: str, message: str) -> None:

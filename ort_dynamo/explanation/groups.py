@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ort_dynamo.explanation.data import Call, Graph, Operator, Role
+from ort_dynamo.report.node_counts import spoken
 
 __all__ = [
     "ORDER",
@@ -97,7 +98,7 @@ def saved_by(graphs: Sequence[Graph], by: By = "operator") -> tuple[Share, ...]:
     """Add up saved tensors; operators are told apart by the class of the module that called them."""
     entries = [
         (
-            f"{one.operator}{f' of {one.kind}' if one.kind else ''}"
+            f"{spoken(one.operator)}{f' in {one.kind}' if one.kind else ''}"
             if by == "operator"
             else _named(one.module, one.kind, by),
             float(one.nbytes),

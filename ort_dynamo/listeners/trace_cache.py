@@ -39,7 +39,7 @@ def stored_key(gm: GraphModule, options: Options, threads: int) -> str | None:
         _check_stored(gm, options)
         functions = _spell_functions(options)
     except NotStoredError as error:
-        _log.debug("this graph is traced, and its trace is not stored: %s", error)
+        _log.debug("this graph is not stored in torch's cache: %s", error)
         return None
     extra = options.passes.extra_passes
     passes = [*outside_onnx_passes(first=True), *outside_onnx_passes(extra, first=False)]
@@ -104,7 +104,8 @@ def _check_wanted(gm: GraphModule, options: Options) -> None:
     if asked is False:
         raise NotStoredError("the cache, or trace_cache, is off")
     if asked is None and _seen < WORTH_IT and not precompiles():
-        raise NotStoredError(f"{_seen} nodes are traced so far, and torch's key takes as long as {WORTH_IT}")
+        reason = f"this process has traced {_seen} nodes, and below {WORTH_IT} a new trace is faster than torch's key"
+        raise NotStoredError(reason)
 
 
 class TraceCache(Listener):

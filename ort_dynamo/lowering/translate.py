@@ -392,6 +392,8 @@ def _located(node: Node, error: Exception) -> LoweringError:
     function = find_lowering(node.target) if is_from_outside(node.target) else None
     if function is not None:
         detail += f"\n  Your program registered this lowering: {name_of(function)}."
+    else:
+        detail += "\n  Please report this message, unless a pass of your program made this node."
     return LoweringError(node=node.format_node(), where=user_line(node), error=detail)
 
 

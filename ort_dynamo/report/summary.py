@@ -90,6 +90,8 @@ class Summary(ShownAsText):
             yield f"nodes: {found}"
         else:
             yield "ort_train: nothing was compiled"
+            if not (self.breaks or self.skipped or self.limited):
+                yield _NOTHING
         yield from module_lines(self.modules)
         yield from section(BY_DESIGN, (f"{n} x {spoken(target)}" for target, n in self.by_design.most_common()))
         yield from found.outside_sessions(advice=PLACE)
@@ -99,6 +101,12 @@ class Summary(ShownAsText):
         yield from section("graph breaks", grouped(self.breaks))
         yield from section("skipped by Dynamo, their own code runs in eager", grouped(self.skipped))
         yield from section("compiled again", repeated(self.recompiles))
+
+
+_NOTHING = (
+    "  A model is compiled at its first call. If it has run already, read the causes: "
+    "python -m ort_dynamo help check_where_it_runs"
+)
 
 
 def summary() -> Summary:

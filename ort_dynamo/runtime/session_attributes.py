@@ -43,7 +43,7 @@ def set_attributes(settings: Any, given: Sequence[tuple[str, str | int | bool]])
         if attribute not in known:
             runtime = installed_runtime()
             owner = f"SessionOptions of {runtime.package} {runtime.version}"
-            near = nearest(attribute, known)
+            near = nearest(attribute, known) or f"; it has {', '.join(known)}"
             raise UnknownSettingError(
                 name="session_options", owner=owner, kind="attribute", value=attribute, nearest=near
             )

@@ -128,6 +128,9 @@ class Verification(ShownAsText):
         graphs = f"{self.graphs} graph{'' if self.graphs == 1 else 's'} of ort_train"
         if not self.graphs:
             yield f"Nothing was compiled:{_NO_GRAPH}"
+            yield _NO_GRAPH_ADVICE
+            if not self.differences:
+                return
         if not self.differences:
             yield f"Equal to eager mode: {self.compared} values, from {graphs}"
             return
@@ -143,6 +146,10 @@ class Verification(ShownAsText):
 
 
 _NO_GRAPH = " torch.compile found no graph in this call, so all of it ran in eager mode"
+
+_NO_GRAPH_ADVICE = (
+    "So ort_train was not checked. Print ort_dynamo.explain(model, ...) with the same arguments: it says why."
+)
 
 _CHOICES = (
     "This is no fault: elements are equal, and torch leaves open which of them an operator chooses. These operators "

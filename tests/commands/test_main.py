@@ -25,6 +25,13 @@ def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"ort_dynamo {version('ort-dynamo')}\n"
 
 
+def test_help_of_the_program_names_the_first_guide(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "python -m ort_dynamo help first_training" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ort_dynamo", "operators"]
     with (

@@ -382,3 +382,8 @@ def test_arguments_of_a_compile_may_be_copied(monkeypatch: pytest.MonkeyPatch) -
     assert found.calls
     assert ort_dynamo.verify(Mlp(), torch.randn(3, 4)).ok
     assert ort_dynamo.memory_plan(Mlp(), torch.randn(3, 4)).graphs
+
+
+def test_a_saved_dropout_mask_has_the_programs_name() -> None:
+    names = [one.name for one in explain(Mlp(), torch.randn(3, 4)).saved]
+    assert "random numbers of dropout" in names

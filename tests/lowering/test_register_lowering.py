@@ -235,3 +235,12 @@ def test_a_lowering_that_refuses_leaves_the_node_in_eager() -> None:
 
     assert_like_eager(model, torch.randn(3), gradients=False, allow_eager=True)
     assert eager_reasons() == {f"{SCALE}: it is Sunday": 1}
+
+
+def test_a_defective_lowering_of_ours_says_to_report_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+        raise ValueError("boom")
+
+    monkeypatch.setitem(registry._REGISTRY, torch.ops.aten.erfinv.default, wrong)
+    with pytest.raises(BackendCompilerFailed, match=r"boom\n  Please report this message"):
+        torch.compile(torch.erfinv, backend="ort_train")(torch.zeros(3))

@@ -23,6 +23,12 @@ def test_an_unknown_attribute_of_a_session_is_refused_at_the_compile() -> None:
     assert isinstance(raised.value.inner_exception, InvalidOptionError)
 
 
+def test_an_attribute_that_resembles_none_is_refused_with_all_names() -> None:
+    compiled = torch.compile(torch.sin, backend="ort_train", options={"session_options": {"zzz": 1}})
+    with pytest.raises(BackendCompilerFailed, match=r"no attribute 'zzz'; it has .*intra_op_num_threads"):
+        compiled(torch.randn(2))
+
+
 def test_an_unknown_option_of_the_provider_is_named() -> None:
     options = {"session_options": {"provider_options": {"nope": "1"}}}
     with pytest.raises(BackendCompilerFailed, match="CPUExecutionProvider has no option 'nope'") as raised:

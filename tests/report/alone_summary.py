@@ -17,12 +17,17 @@ from traced_containers import dynamo_traces_its_own_containers
 import ort_dynamo
 
 HERE = str(Path(__file__))
+NOTHING = (
+    "ort_train: nothing was compiled\n"
+    "  A model is compiled at its first call. If it has run already, read the causes: "
+    "python -m ort_dynamo help check_where_it_runs"
+)
 
 
 def test_nothing_compiled_is_said() -> None:
     found = ort_dynamo.summary()
     assert (found.compiles, found.graphs, found.islands, found.native) == (0, 0, 0, Counter())
-    assert str(found) == "ort_train: nothing was compiled"
+    assert str(found) == NOTHING
 
 
 def test_nodes_are_counted_by_where_they_run() -> None:
@@ -227,13 +232,13 @@ def test_a_module_compiled_for_another_backend_is_not_ours() -> None:
     model.compile(backend="eager")
     model(torch.ones(1, 3))
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
-    assert str(ort_dynamo.summary()) == "ort_train: nothing was compiled"
+    assert str(ort_dynamo.summary()) == NOTHING
 
 
 def test_a_reset_forgets() -> None:
     torch.compile(lambda x: x + 1, backend="ort_train")(torch.ones(2))
     torch._dynamo.reset()
-    assert str(ort_dynamo.summary()) == "ort_train: nothing was compiled"
+    assert str(ort_dynamo.summary()) == NOTHING
 
 
 @pytest.mark.parametrize(("value", "lines"), [("1", 2), ("0", 0), (None, 0)])

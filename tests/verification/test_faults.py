@@ -223,6 +223,8 @@ def test_a_call_without_a_graph_is_no_success(tmp_path: Path) -> None:
     result = ort_dynamo.verify(lambda x: outside(x), torch.ones(2), folder=tmp_path)
     assert (result.ok, result.graphs) == (True, 0)
     assert str(result).startswith("Nothing was compiled: ")
+    assert "So ort_train was not checked." in str(result)
+    assert "Equal to eager mode" not in str(result)
     with pytest.raises(NotCompiledError, match="found no graph"):
         result.raise_if_wrong()
 

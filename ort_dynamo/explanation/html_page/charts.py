@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from ort_dynamo.explanation.groups import Moment, Share
 from ort_dynamo.explanation.html_page.elements import Html, bar, code, element, join
 from ort_dynamo.explanation.units import shortened, spelled_bytes
+from ort_dynamo.report.node_counts import spoken
 
 __all__ = ["memory_chart", "share_bars"]
 
@@ -72,7 +73,7 @@ def _upright(x: float, kind: str) -> Html:
 
 def _described(one: Moment) -> str:
     module = f" of {one.module}" if one.module else ""
-    return f"{one.overload}{module} ({one.role}), {shortened(one.line)}"
+    return f"{spoken(one.overload)}{module} ({one.role}), {shortened(one.line)}"
 
 
 def _json(texts: Sequence[str]) -> Html:

@@ -9,6 +9,7 @@ from ort_dynamo.explanation.data import PLACES, Operator, Role
 from ort_dynamo.explanation.html_page.elements import Html, bar, code, element
 from ort_dynamo.explanation.text import WORDS
 from ort_dynamo.explanation.units import shortened, spelled_bytes, spelled_seconds
+from ort_dynamo.report.node_counts import spoken
 
 __all__ = ["module_tree"]
 
@@ -93,7 +94,7 @@ def _operator(one: Operator) -> Html:
         notes.append(shortened(one.line))
     return element(
         "li",
-        code(one.overload),
+        code(spoken(one.overload)),
         element("span", f" {' · '.join(filter(None, notes))}", class_="soft"),
         class_=f"t-{one.place}",
     )

@@ -23,6 +23,8 @@ __all__ = ["PREFIX", "CombinedModel", "OnnxCombined", "flat_outputs", "postproce
 PREFIX = "model."
 """Name prefix of a model's parameters in CombinedModel."""
 
+_LOSS_FN = ". If the last input is the label, give loss_fn: a function of the model's output and the label"
+
 
 class CombinedModel(nn.Module):
     """Computes the loss of a model and its outputs.
@@ -60,18 +62,20 @@ class CombinedModel(nn.Module):
         Raises:
             TrainingGraphError: it cannot.
         """
+        if reason := self.misfit(inputs):
+            raise TrainingGraphError(reason=reason)
+
+    def misfit(self, inputs: Sequence[Tensor]) -> str:
+        """Say why the model's forward cannot take the inputs, and what to do; "" if it can."""
         given = inputs if self.loss_fn is None else inputs[:-1]
         named = {} if self._keywords is None else dict(zip(self._keywords, given, strict=True))
         try:
             inspect.signature(self.model.forward).bind(*(() if named else given), **named)
         except TypeError as error:
             count, kind = f"{len(given)} input{'s' * (len(given) != 1)}", type(self.model).__name__
-            advice = (
-                ""
-                if self.loss_fn
-                else ". If the last input is for the loss, give loss_fn, which takes the model's output and it"
-            )
-            raise TrainingGraphError(reason=f"{kind}.forward() cannot take {count}: {error}{advice}") from error
+            advice = "" if self.loss_fn else _LOSS_FN
+            return f"{kind}.forward() cannot take {count}: {error}{advice}"
+        return ""
 
     def forward(self, *inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute the loss, and the outputs in the order of model_desc: the loss among them, the others detached.

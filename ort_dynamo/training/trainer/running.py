@@ -221,6 +221,8 @@ class RunningModel:
         loss_fn = self.combined.loss_fn
         if named is inner and loss_fn is not None and passes_through(error, CombinedModel.compute_loss.__code__):
             named = naming_label(inner, loss_fn, names[-1], inputs[-1])
+        if isinstance(named, TypeError) and (reason := self.combined.misfit(inputs)):
+            named.add_note(reason)
         if named is error:
             raise error
         raise named from error

@@ -337,3 +337,13 @@ def test_a_model_that_logs_is_one_graph(one_session: bool) -> None:
         trainer.train_step(x, y)
         plain.step(x, y)
     assert_same_weights(trainer, plain.weights)
+
+
+@pytest.mark.parametrize("one_session", [True, False])
+def test_a_label_without_a_loss_function_is_told(one_session: bool) -> None:
+    trainer = make_trainer(loss_fn=None, one_session=one_session)
+    with pytest.raises(TypeError) as raised:
+        trainer.train_step(*batches(1)[0])
+    (note,) = raised.value.__notes__
+    assert note.startswith("Mlp.forward() cannot take 2 inputs")
+    assert "give loss_fn" in note

@@ -65,6 +65,8 @@ _TABLES = ("TOLERANCES", "EXACT")
 """Public values that have no docstring of their own."""
 
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Yields")
+_LISTS = ("Args", "Attributes", "Raises")
+"""Sections of names with descriptions; the others are prose."""
 
 
 def main() -> None:
@@ -147,19 +149,20 @@ class _Type:
 def described(value: Any) -> str:
     """Give a docstring as Markdown."""
     lines: list[str] = []
-    in_section = False
+    in_section = in_list = False
     for line in (inspect.getdoc(value) or "").splitlines():
         section = line.strip().removesuffix(":")
         if line == f"{section}:" and section in _SECTIONS:
-            in_section = True
+            in_section, in_list = True, section in _LISTS
             lines += [f"**{section}**", ""]
-        elif in_section and (found := re.match(r"^    (\*{0,2}[\w., ]+?): (.*)$", line)):
+        elif in_list and (found := re.match(r"^    (\*{0,2}\w[\w., ]*?): (.*)$", line)):
             lines.append(f"- `{found[1]}`: {found[2]}")
         elif in_section and line.startswith("    "):
             text = line.strip()
             lines.append(f"  {text}" if lines and lines[-1].startswith(("- ", "  ")) else text)
         else:
             in_section &= not line
+            in_list &= in_section
             lines.append(line)
     return "\n".join(lines).strip()
 

@@ -7,7 +7,7 @@ import sys
 from typing import Any, Literal
 
 import pytest
-from api_page import PAGE, entry, make_page, signature
+from api_page import PAGE, described, entry, make_page, signature
 
 import ort_dynamo
 
@@ -36,6 +36,25 @@ class Data:
 )
 def test_a_signature_is_that_of_the_sources(value: Any, text: str) -> None:
     assert signature(value) == text
+
+
+def described_function() -> None:
+    """Do it.
+
+    Args:
+        first: a file. Read the whole
+            text: it is short.
+
+    Returns:
+        A number where the text
+        has one: an int.
+    """
+
+
+def test_a_colon_in_a_continued_line_begins_no_item() -> None:
+    text = described(described_function)
+    assert "- `first`: a file. Read the whole\n  text: it is short." in text
+    assert "**Returns**\n\nA number where the text\nhas one: an int." in text
 
 
 def test_methods_that_torch_describes_are_named_alone() -> None:

@@ -189,7 +189,9 @@ class CacheOffError(OrtDynamoError):
 class CacheRefusedError(OrtDynamoError):
     """Others could have put something into the folder of compiled graphs, or the system refuses it."""
 
-    message = "The cache of compiled graphs is not used: {reason}."
+    message = (
+        "The cache of compiled graphs is not used: {reason}. Give another folder by --dir or ORT_DYNAMO_CACHE_DIR."
+    )
 
 
 class DuplicateLoweringError(OrtDynamoError):

@@ -26,7 +26,7 @@ _LAST: OrderedDict[int, Pass] = OrderedDict()
 def register_pass(pass_: Pass, *, first: bool = False) -> RemovableHandle:
     """Add a pass to those that run on each graph; passes run in the order in which they were added.
 
-    It counts for graphs compiled from then on; graphs compiled before keep their passes until torch._dynamo.reset().
+    It applies to graphs that are compiled afterwards. Earlier graphs keep their passes until torch._dynamo.reset().
     The behaviour of the pass (its class with attributes, its parameters, the code of its methods) is in the graph key.
 
     Args:

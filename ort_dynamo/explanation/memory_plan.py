@@ -101,8 +101,8 @@ def memory_plan(
         model: a module or function; a compiled module is taken for the module in it.
         args: arguments of one training step's call. Call this under torch.autocast if training does, and in
             train() mode.
-        options: torch.compile's options, to see their effect on each graph. Of those of recomputation, the tables
-            depend on recompute_casts alone.
+        options: torch.compile's options, to see their effect on each graph. Options of recomputation do not change the
+            tables, except for recompute_casts.
         dynamic: torch.compile's `dynamic`.
         kwargs: keyword arguments of the call.
 

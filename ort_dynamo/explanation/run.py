@@ -55,8 +55,8 @@ def explain(
     not run it itself. Call this under torch.no_grad() or torch.autocast if the program calls the model so, and in
     train() or eval() mode. Nothing is changed: attributes of modules, parameters, buffers, gradients, random
     generators, compiled functions and `summary()` are as before. Sessions stay in the caches, so the first step of
-    training finds them. Of a function, modules, optimizers and tensors that it names are put back, and tensors that a
-    compiled graph writes to. torch before 2.13 forgets everything compiled (torch.compiler.reset()).
+    training finds them. If it is a function, the modules, optimizers and tensors that it names are put back, and so are
+    tensors that a compiled graph writes to. torch before 2.13 forgets everything compiled (torch.compiler.reset()).
 
     Args:
         function: a module or function. One that was compiled with ort_train is explained with its options.

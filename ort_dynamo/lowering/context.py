@@ -101,7 +101,7 @@ class LoweringContext:
         return self._fakes[value]
 
     def sizes(self, value: ir.Value) -> tuple[Size, ...]:
-        """Shape of a tensor argument; symbolic dimensions are torch.SymInt."""
+        """Return the shape of a tensor argument; symbolic dimensions are torch.SymInt."""
         return tuple(self.fake(value).shape)
 
     def rank(self, value: ir.Value) -> int:
@@ -109,24 +109,24 @@ class LoweringContext:
         return self.fake(value).dim()
 
     def dtype(self, value: ir.Value) -> torch.dtype:
-        """torch dtype of a tensor argument."""
+        """Return the torch dtype of a tensor argument."""
         return self.fake(value).dtype
 
     def stand_in(self, value: ir.Value, argument: ir.Value) -> ir.Value:
-        """`value`, which from here on has the facts of a tensor argument: it is the same tensor, computed."""
+        """Give `value` the facts of a tensor argument, because it is the same tensor, computed; return it."""
         self._fakes[value] = self._fakes[argument]
         return value
 
     @staticmethod
     def static(sizes: Sequence[Size], what: str) -> list[int]:
-        """`sizes` as plain ints; refuses the node where one is symbolic, naming `what`."""
+        """Return `sizes` as plain ints; if one is symbolic, refuse the node, with `what` in the reason."""
         if any(isinstance(size, torch.SymInt) and not expression(size).is_Integer for size in sizes):
             raise UnsupportedNodeError(f"{what} is symbolic")
         return [int(size) for size in sizes]
 
     @staticmethod
     def refuse(reason: str) -> UnsupportedNodeError:
-        """Return the error to raise where this node cannot be lowered."""
+        """Return the error to raise if this node cannot be lowered."""
         return UnsupportedNodeError(reason)
 
     # -- values ------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class LoweringContext:
         return self.scalar(number, dtype)
 
     def check_range(self, number: bool | int | float | Symbolic) -> None:
-        """Refuse the node if the result's dtype is one of floats and does not hold the number; torch's kernels check.
+        """Refuse the node if the result has a floating dtype that does not hold the number; torch's kernels check it.
 
         A symbolic number is not checked.
         """
@@ -186,10 +186,10 @@ class LoweringContext:
         return parts[0] if len(parts) == 1 else self.op.Concat(*parts, axis=0)
 
     def cast(self, value: ir.Value, dtype: torch.dtype) -> ir.Value:
-        """`value` in `dtype`, itself where it has it already.
+        """Cast `value` to `dtype` for the computation; a value of that dtype is returned as it is.
 
-        Where the node's result is float16 or bfloat16, a cast between floating dtypes is one into or out of the wider
-        dtype it is computed in, and is marked as such. The node's own change of dtype is `convert`.
+        If the node's result is float16 or bfloat16, a cast between floating dtypes is marked as one into or out of the
+        wider dtype in which it is computed. If the ATen node itself changes the dtype, use `convert`.
         """
         result = self.convert(value, dtype)
         if result is not value and self._is_half and dtype.is_floating_point and value.dtype in _FLOATS:
@@ -199,14 +199,14 @@ class LoweringContext:
         return result
 
     def convert(self, value: ir.Value, dtype: torch.dtype) -> ir.Value:
-        """`value` in `dtype`, because the ATen node asks for that; itself where it has it already."""
+        """Cast `value` to `dtype` because the ATen node asks for it; a value of that dtype is returned as it is."""
         if not is_representable(dtype):
             raise UnsupportedNodeError(f"dtype {dtype} has no ONNX Runtime tensor")
         to = onnx_dtype(dtype)
         return value if value.dtype == to else self.op.Cast(value, to=to)
 
     def read_rounded(self) -> None:
-        """From here on, have this node's arguments read as rounded to their dtypes, from any wider value."""
+        """Round this node's arguments to their dtypes before they are read, also if a wider value exists."""
         self.builder.reads_rounded = True
 
     @functools.cached_property
@@ -219,7 +219,7 @@ class LoweringContext:
         return self.target.takes("FusedMatMul", "com.microsoft", {"T": value.dtype})
 
     def reshape(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
-        """`value` reshaped to `sizes`; a zero is a size, not "keep"."""
+        """Reshape `value` to `sizes`; a zero is a size, and does not mean "keep"."""
         zero = any(not isinstance(size, torch.SymInt) and size == 0 for size in sizes)
         symbolic = any(isinstance(size, torch.SymInt) for size in sizes)
         # allowzero keeps ONNX Runtime from some fusions, so it is set only where a size is or may be zero.

@@ -103,7 +103,7 @@ def eager_only() -> Mapping[OpOverload, str]:
 def register_lowering(*overloads: OpOverload, replace: bool = False) -> Callable[[_F], _F]:
     """Add a lowering for ATen or custom (torch.library) overloads, by a decorator.
 
-    It counts for graphs compiled from then on; graphs compiled before keep their lowerings until torch._dynamo.reset().
+    It applies to graphs that are compiled afterwards. Earlier graphs keep their lowerings until torch._dynamo.reset().
     An overload with a lowering is not decomposed, and its nodes are no fallbacks any more.
 
     Args:

@@ -319,10 +319,10 @@ class ORTTrainer:
     # -- states --------------------------------------------------------------------------------------------------------
 
     def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
-        """Give weights, optimizer state and all else from which a trainer goes on.
+        """Return weights, optimizer state and everything else that a resumed training needs.
 
         Args:
-            pytorch_format: give what the model's own state_dict has alone, in full precision, on the CPU.
+            pytorch_format: return only what the model's own state_dict has, in full precision, on the CPU.
 
         Returns:
             A dict of copies (`help migrating_from_orttrainer` has the schema). Before the first step it is the

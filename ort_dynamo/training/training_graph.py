@@ -60,25 +60,25 @@ def export_training_graph(
     parameters and buffers by their names in `state_dict()`, `learning_rate` and `loss_scale` (float64, scalars),
     `Update_Count` or, for LAMB, `step` (int64, scalar), and for each weight "<name>.Moment_1", "<name>.Moment_2" and,
     with accumulation, "<name>.gathered_gradient". Its outputs are those of model_desc; then "<input>.updated" of all
-    that the step changes, and `all_finite` (bool, scalar). To train, feed these back. Dropout draws inside the model,
-    other numbers than torch's.
+    that the step changes, and `all_finite` (bool, scalar). To train, feed these back. Dropout uses random numbers of
+    the model itself, which differ from torch's.
 
     Args:
         model: on the CPU, in the mode that is to be exported; it is not changed.
         model_desc: names and shapes of inputs and outputs, as for ORTTrainer; one output is the loss.
         optim_config: optim.SGDConfig, AdamConfig or LambConfig.
-        inputs: a batch; only shapes and dtypes matter. Sizes that model_desc names may be others when it runs.
+        inputs: a batch; only shapes and dtypes matter. Sizes that model_desc names may differ in each run.
         path: where to write the model, with its tensors beside it if they are over 2 GiB. A missing folder is made.
             None writes nothing.
-        loss_fn: takes the model's output, and the last input; gives a scalar. None where the model gives the loss.
+        loss_fn: takes the model's output, and the last input; gives a scalar. None if the model returns the loss.
         part: "forward" for the model and its loss, "gradients" for these with "<weight>.grad", with the weights as
             constants; "step" for all.
-        gradient_accumulation_steps: the model is of the step that updates: it adds its gradients to the gathered sum,
-            and divides by this.
+        gradient_accumulation_steps: number of batches in an update. The model is the step that updates: it adds its
+            gradients to the gathered sum, and divides by this number.
         clip_gradient_norm: whether Adam and LAMB clip the norm of all gradients to their `max_norm_clip`.
-        loss_scaling: whether gradients are scaled by `loss_scale`, and an update is skipped where they are not finite.
+        loss_scaling: whether gradients are scaled by `loss_scale`, and an update is skipped if they are not finite.
         contrib_ops: whether the model may have operators that only ONNX Runtime has.
-        opset_version: version of ONNX's operators, 12 or newer, as far as the model's have a form there.
+        opset_version: version of ONNX's operators, 12 or newer. All operators of the model must have a form in it.
         state_path: where to write the values that inputs have now, as one .npz. The model has no default values then:
             each run is given all inputs. ONNX Runtime warns of each default value when it opens a model. None keeps
             the values in the model.

@@ -44,7 +44,7 @@ class ORTModuleIOError(ORTModuleFallbackException):
 
 
 class ORTModuleTorchModelException(ORTModuleFallbackException):
-    """The module is none that ORTModule can wrap, or is asked for a thing that a wrapped one cannot do."""
+    """ORTModule cannot wrap the module, or a wrapped module does not support the call."""
 
 
 class ORTModuleONNXModelException(ORTModuleFallbackException):

@@ -103,6 +103,12 @@ def test_the_passes_refuse_to_be_imported_by_their_folder_name() -> None:
     assert "import this package as ort_dynamo.passes" in result.stderr
 
 
+def test_a_misspelt_name_of_the_package_has_the_nearest_in_its_traceback() -> None:
+    program = "import ort_dynamo; ort_dynamo.summry"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("module 'ort_dynamo' has no attribute 'summry'. Did you mean: 'summary'?\n")
+
+
 def test_compiling_needs_no_import_and_no_writable_folder(tmp_path: Path) -> None:
     folder = tmp_path / "readonly"
     folder.mkdir()

@@ -388,12 +388,10 @@ def _behind_identity(value: ir.Value) -> ir.Value:
 
 
 def _located(node: Node, error: Exception) -> LoweringError:
-    detail = f"{type(error).__name__}: {error}"
-    function = find_lowering(node.target) if is_from_outside(node.target) else None
-    if function is not None:
-        detail += f"\n  Your program registered this lowering: {name_of(function)}."
-    else:
-        detail += "\n  Please report this message, unless a pass of your program made this node."
+    advice = "Please report this message, unless a pass of your program made this node."
+    if is_from_outside(node.target) and (function := find_lowering(node.target)):
+        advice = f"Your program registered this lowering: {name_of(function)}."
+    detail = f"{type(error).__name__}: {error}\n  {advice}"
     return LoweringError(node=node.format_node(), where=user_line(node), error=detail)
 
 

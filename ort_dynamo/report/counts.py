@@ -70,10 +70,13 @@ def report(
 
 
 def _warn_of(nodes: Sequence[EagerNode], reason: str, role: str) -> None:
-    """Warn of fallbacks of different operators that have one reason."""
+    """Warn of fallbacks of different operators that have one reason; the first warning says what to do."""
     names, more = [node.target for node in nodes[:_NAMES]], len(nodes) - _NAMES
     operators = ", ".join(names) if more <= 0 else f"{', '.join(names)} and {more} other{'s' if more > 1 else ''}"
     lines = list(dict.fromkeys(node.where for node in nodes))[:_NAMES]
+    if _ADVICE not in _said:
+        _said.add(_ADVICE)
+        lines.append(_ADVICE[0])
     _log.warning(
         "ort_train: %s %s %s, not in ONNX Runtime, in the %s graph: %s\n  %s",
         operators,
@@ -84,6 +87,8 @@ def _warn_of(nodes: Sequence[EagerNode], reason: str, role: str) -> None:
         "\n  ".join(lines),
     )
 
+
+_ADVICE = ("Results stay right, since torch runs it. To change it: python -m ort_dynamo help troubleshooting", "")
 
 _NAMES = 4
 """Operators, and lines of the program, that a warning names."""

@@ -52,7 +52,7 @@ def test_operators_that_have_one_reason_share_a_warning(caplog: pytest.LogCaptur
         compiled(x[:2])
     said = [one for one in caplog.messages if "torch.complex64 has no ONNX Runtime tensor" in one]
     assert len(said) == 1
-    first, *lines = said[0].splitlines()
+    first, *lines, _ = said[0].splitlines()
     assert first.startswith("ort_train: aten._fft_r2c.default, ")
     assert " others run in eager (fallback), not in ONNX Runtime, in the inference graph: dtype " in first
     assert 1 < len(lines) == len(set(lines)) <= 4
@@ -189,6 +189,16 @@ def test_the_recompile_limit_is_said_on_the_terminal_once(
             torch.compile(nn.Sequential(nn.Linear(width, 2)), backend="ort_train")(torch.ones(1, width))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ort_train: Sequential")]
     assert "torch._dynamo.config.recompile_limit (2) is reached" in line
+
+
+def test_the_first_warning_of_a_fallback_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    torch.compile(lambda x: torch.linalg.svd(x).S.sum() + torch.fft.fft(x).real, backend="ort_train")(torch.ones(2, 2))
+    warned = [
+        one.getMessage() for one in caplog.records if "(fallback)" in one.getMessage() and one.levelname == "WARNING"
+    ]
+    assert len(warned) > 1
+    assert ["help troubleshooting" in one for one in warned] == [True] + [False] * (len(warned) - 1)
 
 
 def test_warnings_say_who_speaks(caplog: pytest.LogCaptureFixture) -> None:

@@ -191,7 +191,7 @@ def test_the_recompile_limit_is_said_on_the_terminal_once(
     assert "torch._dynamo.config.recompile_limit (2) is reached" in line
 
 
-def test_the_first_warning_of_a_fallback_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_warning_of_a_fallback_names_the_next_step(caplog: pytest.LogCaptureFixture) -> None:
     torch._dynamo.reset()
     torch.compile(lambda x: torch.linalg.svd(x).S.sum() + torch.fft.fft(x).real, backend="ort_train")(torch.ones(2, 2))
     warned = [

@@ -77,8 +77,12 @@ class _Search:
         self._written = every - inside
 
     def chosen(self) -> Iterator[Node]:
-        """Yield the nodes to tag."""
-        for node in self._joint.forward:
+        """Yield the nodes to tag.
+
+        A second round looks at the values that the first one saves instead, which may come before. So logits are
+        recomputed from a matmul's result and a bias.
+        """
+        for node in (*self._joint.forward, *self._joint.forward):
             if not is_tensor(node) or not is_pointwise(node):
                 continue
             storage = storage_of(node)

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.fx.expand_log_softmax import ExpandLogSoftmax
 from ort_dynamo.passes.fx.recompute.recompute_pointwise import RecomputePointwise
 from ort_dynamo.testing import TOLERANCES
@@ -109,3 +110,19 @@ def test_a_result_is_not_recomputed_from_inputs_of_as_many_bytes(joint_graph: Ca
 def test_a_result_is_not_recomputed_from_saved_inputs_of_as_many_bytes(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, y: ((x @ y).sin() + (y @ x).sin()).exp().sum(), weight(8, 8), weight(8, 8))
     assert_fx_untouched(RecomputePointwise(), gm)
+
+
+def test_the_backward_adds_a_bias_to_the_logits_again(joint_graph: Capture) -> None:
+    """The forward writes the matmul's result anyway, but need not write the sum."""
+
+    def loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        logits = x.bfloat16() @ w.bfloat16() + b.bfloat16()
+        return F.cross_entropy(logits.float(), torch.arange(256) % 64)
+
+    gm = joint_graph(loss, weight(256, 4), weight(4, 64), weight(64))
+    run_twice(ExpandLogSoftmax(64), gm)
+    run_twice(RecomputePointwise(), gm)
+    joint = JointGraph(gm)
+    saved = {node.name for one in joint.cut(joint.tagged()).saved for node in one.nodes}
+    assert "mm" in saved
+    assert not {name for name in saved if name.startswith("add")}

@@ -1,4 +1,4 @@
-"""Reads the resources of each thread of a compiled kernel by NVIDIA's cuobjdump."""
+"""Reads the resources and the instructions of a compiled kernel by NVIDIA's cuobjdump and nvdisasm."""
 
 from __future__ import annotations
 
@@ -28,3 +28,15 @@ def resources(cubin: bytes) -> Resources:
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     ((registers, stack, local),) = re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", said)
     return Resources(int(registers), int(stack), int(local))
+
+
+def instructions(cubin: bytes) -> int:
+    """Count the instructions of its one function, those behind its end included, which pad it or are rarely needed."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [knobs.nvidia.nvdisasm.path, "-c", path]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", said, re.MULTILINE))

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from generated_graphs import GraphMaker, as_numpy, as_torch, inputs_of
-from kernel_resources import resources
+from kernel_resources import instructions, resources
 from test_entries import GRADIENT as ROTATED_BACK
 from test_entries import ROTATED, EntriesMaker
 from test_fuse_kernels import (
@@ -207,3 +207,16 @@ def test_the_normal_distribution_is_as_exact_as_float32_near_1(text: str, factor
     np.testing.assert_allclose(found / size, expected / size, rtol=0, atol=1.5e-7)
     tail = (scaled > -4.5) & (scaled < 0)
     np.testing.assert_allclose(found[tail], expected[tail], rtol=3e-5)
+
+
+def test_a_gelu_takes_few_instructions() -> None:
+    """An H200 issues 28 instructions a lane while it moves an element's four bytes, at 1.755 GHz and 4.3 TB/s."""
+    model = fused("""g (bfloat16[8192,4096] x, bfloat16[4096] b) => (bfloat16[8192,4096] y) {
+      wide = Cast<to=1>(x)  bias = Cast<to=1>(b)  sum = Add(wide, bias)
+      g = com.microsoft.Gelu(sum)  y = Cast<to=16>(g)
+    }""")
+    (op,) = fused_ops(model)
+    kernel = compile_kernels([op], (9, 0))[op.name]
+    assert isinstance(kernel, CompiledKernel), kernel
+    elements = op.per_program / (32 * op.num_warps)
+    assert instructions(kernel.aligned.cubin) <= 30 * elements  # with the padding at the end

@@ -33,6 +33,7 @@ from torch.fx import GraphModule, Node
 
 from bench.cuda_models import COUNTED, LARGE, SMALL, build_model
 from ort_dynamo.compilation import compiler
+from ort_dynamo.graph.build import BuiltGraph
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_tangent
 from ort_dynamo.passes.fx.analysis.storage import fakes_in, storages_of
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
@@ -44,7 +45,7 @@ if (_folder := str(Path(__file__).resolve().parent.parent / "tests" / "cuda")) n
 
 from cuda_target import autocast, compiled_for
 
-__all__ = ["RATE", "Half", "Moved", "halves", "main", "moved"]
+__all__ = ["RATE", "Half", "Moved", "bytes_of_nodes", "compiled_graphs", "halves", "main", "models_of", "moved"]
 
 RATE = 4.3e12
 """Bytes in a second that a copy moves on an H200."""
@@ -101,7 +102,12 @@ class _CompiledError(Exception):
 
 
 def halves(name: str, scale: Any, target: Target) -> list[Half]:
-    """Compile a model's training step for a CUDA target, and count.
+    """Compile a model's training step for a CUDA target, and count its kernels; arguments as of `compiled_graphs`."""
+    return [_half(role, gm) for role, gm in compiled_graphs(name, scale, target)]
+
+
+def compiled_graphs(name: str, scale: Any, target: Target) -> list[tuple[str, GraphModule]]:
+    """Compile a model's training step for a CUDA target; gives "forward" or "backward", and the graph of islands.
 
     Args:
         name: a model of bench/cuda_models.py.
@@ -131,25 +137,31 @@ def halves(name: str, scale: Any, target: Target) -> list[Half]:
         patch.setattr(compiler, "segment", kept)
         with contextlib.suppress(_CompiledError):
             torch.compile(workload.module, backend=compile_only, fullgraph=True)(*workload.batch)
-    return [_half(role, gm) for role, gm in outer]
+    return outer
+
+
+def models_of(gm: GraphModule) -> Iterator[BuiltGraph]:
+    """Yield the built graph of each island, in order."""
+    for node in gm.graph.nodes:
+        if node.op == "call_module":
+            island: Any = gm.get_submodule(str(node.target))
+            yield island.compiled.built
 
 
 def _half(role: str, gm: GraphModule) -> Half:
     kinds: dict[str, Moved] = defaultdict(Moved)
     floor, unknown = Moved(), 0
     counted: dict[bytes, tuple[dict[str, Moved], Moved, int]] = {}
+    for built in models_of(gm):
+        if built.model not in counted:  # equal layers share one
+            counted[built.model] = moved(onnx.ModelProto.FromString(built.model))
+        ours, least, lost = counted[built.model]
+        for kind, one in ours.items():
+            kinds[kind] += one
+        floor += least
+        unknown += lost
     for node in gm.graph.nodes:
-        if node.op == "call_module":
-            island: Any = gm.get_submodule(str(node.target))
-            model = island.compiled.built.model
-            if model not in counted:  # equal layers share one
-                counted[model] = moved(onnx.ModelProto.FromString(model))
-            ours, least, lost = counted[model]
-            for kind, one in ours.items():
-                kinds[kind] += one
-            floor += least
-            unknown += lost
-        elif node.op == "call_function" and node.target is not operator.getitem and (nbytes := _fx_bytes(node)):
+        if node.op == "call_function" and node.target is not operator.getitem and (nbytes := _fx_bytes(node)):
             kinds["torch's"] += Moved(1, nbytes)
     return Half(role, dict(kinds), floor, unknown)
 
@@ -170,26 +182,37 @@ def moved(model: onnx.ModelProto) -> tuple[dict[str, Moved], Moved, int]:
     Returns:
         kind of node -> the traffic of its nodes; the floor of all but the matmuls; how many nodes have unknown sizes.
     """
-    sizes, shapes = _sizes(model), _shapes(model)
-    functions = {(one.domain, one.name): _slices(one) for one in model.functions}
     kinds: dict[str, Moved] = defaultdict(Moved)
     unknown = 0
+    for node, nbytes in bytes_of_nodes(model):
+        if nbytes is None:
+            unknown += 1
+            continue
+        kind = next((kind for kind, operators in _KINDS.items() if node.op_type in operators), "arithmetic")
+        kinds[kind] += Moved(1, nbytes)
+    return dict(kinds), _floor(model.graph, _sizes(model)), unknown
+
+
+def bytes_of_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, int | None]]:
+    """Yield each node that moves data, with the bytes that it reads and writes; None if a size is unknown."""
+    sizes, shapes = _sizes(model), _shapes(model)
+    functions = {(one.domain, one.name): _slices(one) for one in model.functions}
     for node in model.graph.node:
         if node.op_type in FREE:
             continue
         read, written = ([name for name in names if name] for names in (node.input, node.output))
         if any(name not in sizes for name in (*read, *written)):
-            unknown += 1
+            yield node, None
             continue
         results = sum(sizes[name] for name in written)
         if node.op_type in _PARTIAL:
             read = read[1:]
             results *= 2
         slices = functions.get((node.domain, node.op_type), {})
-        kind = next((kind for kind, operators in _KINDS.items() if node.op_type in operators), "arithmetic")
-        nbytes = sum(_read_bytes(sizes[name], shapes.get(name), slices.get(n)) for n, name in enumerate(read))
-        kinds[kind] += Moved(1, results + nbytes)
-    return dict(kinds), _floor(model.graph, sizes), unknown
+        yield (
+            node,
+            results + sum(_read_bytes(sizes[name], shapes.get(name), slices.get(n)) for n, name in enumerate(read)),
+        )
 
 
 def _shapes(model: onnx.ModelProto) -> dict[str, list[int]]:

@@ -43,8 +43,8 @@ _HALF_ERFC = (
 )
 """Coefficients of x, x², … of a polynomial p with erfc(x) = 2^p(x) for x in 0 to infinity.
 
-It is a minimax fit on 0 to 4.6. erfc(x) / 2 in float32 is off by 4e-8, half a unit in the last place of 1, and up to 4.6
-by 2e-5 of itself. Beyond, p falls to minus infinity, without a NaN.
+It is a minimax fit on 0 to 4.6. erfc(x) / 2 in float32 is off by 4e-8, half a unit in the last place of 1, and there by
+2e-5 of itself at most. Beyond, p falls to minus infinity, without a NaN.
 """
 
 
@@ -251,17 +251,18 @@ def _walks(kernel: Kernel, space: LongRows) -> Iterator[str]:
         found = {n: step for n, step in enumerate(kernel.steps) if isinstance(step, Reduce) and walk.levels[n] == level}
         if found:
             yield from (f"sum{n} = {_neutral(step, space)}" for n, step in found.items())
-            yield from space.walk()
-            yield from (f"    {line}" for line in walk.columns([step.argument for step in found.values()], space))
-            yield from (f"    sum{n} = {_gathered(step, n, space)}" for n, step in found.items())
+            for blocks in space.walks():
+                yield from blocks.walk()
+                yield from (f"    {line}" for line in walk.columns([step.argument for step in found.values()], blocks))
+                yield from (f"    sum{n} = {_gathered(step, n, blocks)}" for n, step in found.items())
             yield from (f"v{n} = {_total(step, n)}" for n, step in found.items())
         yield from walk.numbers(level, space)
     stores = [(n, store) for n, store in enumerate(kernel.stores) if isinstance(store, Store)]
     wide = [(n, store) for n, store in stores if any(size.factor for size in store.strides[-kernel.columns :])]
-    if wide:
-        yield from space.walk()
-        yield from (f"    {line}" for line in walk.columns([store.step for _, store in wide], space))
-        yield from (f"    {_stored(kernel, space, n, store)}" for n, store in wide)
+    for blocks in space.walks() if wide else ():
+        yield from blocks.walk()
+        yield from (f"    {line}" for line in walk.columns([store.step for _, store in wide], blocks))
+        yield from (f"    {_stored(kernel, blocks, n, store)}" for n, store in wide)
     yield from (_stored(kernel, space, n, store) for n, store in stores if (n, store) not in wide)
 
 

@@ -239,8 +239,15 @@ class Rows:
         return by_row, _offset(terms(self.kernel.column_loops, inner), "c")
 
 
+@dataclass(frozen=True)
 class LongRows(Rows):
-    """Rows that no program can hold: it walks along one, block by block, once for each reduction of a reduction."""
+    """Rows that no program can hold: it walks along one, block by block, once for each reduction of a reduction.
+
+    Attributes:
+        is_rest: False of the whole blocks of a row, True of the last one, which is masked.
+    """
+
+    is_rest: bool = False
 
     @property
     def block(self) -> int:
@@ -262,16 +269,28 @@ class LongRows(Rows):
         """Warps of each program."""
         return 16
 
+    @property
+    def is_whole(self) -> bool:
+        """True if all columns of a tile are columns of the rows."""
+        return not self.is_rest
+
     def head(self) -> Iterator[str]:
         """Yield the lines before the steps."""
         yield f"r = {_program(self.kernel)} + tl.arange(0, 1)[:, None]"
         yield f"rows = r < {written_size(self.kernel.row_count)}"
 
+    def walks(self) -> Iterator[LongRows]:
+        """Yield the loops along a row: one over its whole blocks, and one over the rest, if there is any."""
+        yield self
+        if self.columns % self.block:
+            yield LongRows(self.kernel, is_rest=True)
+
     def walk(self) -> Iterator[str]:
-        """Yield the head of a loop along the row."""
-        yield f"for first in range(0, {self.columns}, {self.block}):"
+        """Yield the head of a loop."""
+        whole = self.columns // self.block * self.block
+        yield f"for first in range({f'{whole}, {self.columns}' if self.is_rest else f'0, {whole}'}, {self.block}):"
         yield f"    c = first + {self.block_columns()}"
-        if not self.is_whole:
+        if self.is_rest:
             yield f"    columns = c < {self.columns}"
             yield "    mask = rows & columns"
 

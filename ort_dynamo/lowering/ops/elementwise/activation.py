@@ -68,8 +68,8 @@ def gelu_backward(ctx: LoweringContext, grad: ir.Value, self: ir.Value, *, appro
 def _gelu_slope(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     """Φ(x) + x φ(x), which with s = x / √2 is (1 + erf s) / 2 + s / (√π exp s²).
 
-    A fused kernel multiplies by exp(−s²), since a division takes more than ten instructions. Elsewhere a division is one
-    node less.
+    A fused kernel multiplies by exp(−s²), since a division takes more than ten instructions. Elsewhere, a division is
+    one node less.
     """
     op = ctx.op
     s = op.Mul(x, math.sqrt(0.5))

@@ -19,24 +19,21 @@ class Resources(NamedTuple):
 
 def resources(cubin: bytes) -> Resources:
     """Those of the one function of a cubin."""
-    from triton import knobs
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.cubin")
-        path.write_bytes(cubin)
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", path]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = _said("cuobjdump", "--dump-resource-usage", cubin)
     ((registers, stack, local),) = re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", said)
     return Resources(int(registers), int(stack), int(local))
 
 
 def instructions(cubin: bytes) -> int:
     """Count the instructions of its one function, those behind its end included, which pad it or are rarely needed."""
+    return len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", _said("nvdisasm", "-c", cubin), re.MULTILINE))
+
+
+def _said(tool: str, option: str, cubin: bytes) -> str:
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
-        command = [knobs.nvidia.nvdisasm.path, "-c", path]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", said, re.MULTILINE))
+        command = [getattr(knobs.nvidia, tool).path, option, path]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

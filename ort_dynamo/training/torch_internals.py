@@ -24,8 +24,8 @@ from ort_dynamo.torch_internals.lookup import private
 from ort_dynamo.torch_internals.pytree import is_container, tree_leaves, tree_map
 from ort_dynamo.torch_internals.sizes.symbols import optimization_hint
 from ort_dynamo.torch_internals.tracing.dynamo import raised_by_backend
-from ort_dynamo.torch_internals.tracing.frames import frames
 from ort_dynamo.torch_internals.tracing.program import spell_outputs
+from ort_dynamo.torch_internals.tracing.skipped_code import trace_again
 
 __all__ = [
     "AUTOGRAD_KEYS",
@@ -115,31 +115,11 @@ def compile_region(
         began = time.time()
         try:
             return run(*args, **kwargs)
-        except Exception as error:
-            _trace_again(error, began)
+        except BaseException as error:
+            trace_again(error, began)
             raise
 
     return region
-
-
-_set_strategy = private("torch._C._dynamo.eval_frame:set_code_exec_strategy")
-_strategy = private("torch._dynamo.types:FrameExecStrategy")
-_action = private("torch._dynamo.types:FrameAction")
-
-
-def _trace_again(error: Exception, since: float) -> None:
-    """Make Dynamo trace the functions that it gave up on since a time, and that raised an error, at their next call.
-
-    Dynamo leaves a function to eager for good once it has met an exception of the program's in it. If torch lacks the
-    setting, they stay there.
-    """
-    if None in (_set_strategy, _strategy, _action):
-        return
-    skipped = {(frame.function, frame.begins) for frame in frames(since) if frame.failure and not frame.limit}
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        code = frame.f_code
-        if (code.co_name, (code.co_filename, code.co_firstlineno)) in skipped:
-            _set_strategy(code, _strategy(_action.DEFAULT, _action.DEFAULT))
 
 
 def held_weakly(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,7 +204,8 @@ _while_tracing = private("torch._dynamo.exc:TorchRuntimeError", ())
 def raise_own(error: Exception) -> None:
     """Raise the error that eager mode raises where Dynamo raises a RuntimeError for an operator that it traces.
 
-    This returns if `error` is another one, or if eager mode raises a RuntimeError, too.
+    It gets a note with the lines of the program, which are not in its traceback. This returns if `error` is another
+    one, or if eager mode raises a RuntimeError, too.
     """
     if not isinstance(error, _while_tracing):
         return
@@ -234,6 +215,8 @@ def raise_own(error: Exception) -> None:
     if type(found) is RuntimeError and found.__cause__ is not None:
         found = found.__cause__  # Dynamo's words around it
     if isinstance(found, Exception) and not isinstance(found, RuntimeError):
+        if lines := traceback.format_list(_own_frames(error)):
+            found.add_note(f"The program called the operator here:\n{''.join(lines).rstrip()}")
         raise found from None
 
 
@@ -242,9 +225,14 @@ def user_place(error: BaseException) -> str:
 
     Without the stack that Dynamo puts into its errors it is empty.
     """
-    frames = list(getattr(error, "real_stack", None) or ())
-    own = [frame for frame in frames if not frame.filename.startswith(_PACKAGES)]
+    own = _own_frames(error)
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames of the program in the stack that Dynamo puts into its errors, the innermost last."""
+    frames = getattr(error, "real_stack", None) or ()
+    return [frame for frame in frames if not frame.filename.startswith(_PACKAGES)]
 
 
 def passes_through(error: BaseException, code: CodeType) -> bool:

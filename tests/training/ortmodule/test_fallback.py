@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import ort_dynamo
 from ort_dynamo import ORTModule
+from ort_dynamo.embedding import RunWatch
 from ort_dynamo.errors import RuntimeNotInstalledError
 from ort_dynamo.training import ortmodule
 from ort_dynamo.training.ortmodule import (
@@ -236,25 +237,52 @@ def test_an_error_of_the_programs_own_is_its_own() -> None:
     assert ort_model(torch.randn(3, 8)).shape == (3, 4)
 
 
+@pytest.mark.parametrize("kind", [ValueError, StopIteration, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("in_pieces", [False, True], ids=["one graph", "two pieces"])
-def test_a_call_after_an_error_of_the_programs_runs_in_sessions(in_pieces: bool) -> None:
+def test_a_call_after_an_error_of_the_programs_runs_in_sessions(in_pieces: bool, kind: type[BaseException]) -> None:
     class Failing(Dense):
         def forward(self, input1: Tensor, fails: bool = False) -> Tensor:
             hidden = self.fc1(input1)
             if in_pieces:
                 torch._dynamo.graph_break()
             if fails:
-                raise ValueError("as asked")
+                raise kind("as asked")
             return self.fc2(hidden)
 
     ort_model = ORTModule(Failing())
     for rows in (3, 4):
         x = torch.randn(rows, 8)
-        with pytest.raises(ValueError, match="as asked"):
+        with pytest.raises(kind, match="as asked"):
             ort_model(x, True)
         before = compiles()
         torch.testing.assert_close(ort_model(x), ort_model.module(x))
         assert compiles() > before
+
+
+@pytest.mark.parametrize("shows_cause", [False, True])
+def test_a_function_whose_error_became_another_one_runs_in_sessions_again(shows_cause: bool) -> None:
+    class Failing(Dense):
+        def piece(self, hidden: Tensor, fails: bool) -> Tensor:
+            torch._dynamo.graph_break()
+            if fails:
+                raise ValueError("as asked")
+            return self.fc2(hidden)
+
+        def forward(self, input1: Tensor, fails: bool = False) -> Tensor:
+            hidden = self.fc1(input1)
+            try:
+                return self.piece(hidden, fails)
+            except ValueError as error:
+                raise KeyError("another") from (error if shows_cause else None)
+
+    ort_model = ORTModule(Failing())
+    x = torch.randn(3, 8)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="another"):
+            ort_model(x, True)
+        with RunWatch() as watch:
+            torch.testing.assert_close(ort_model(x), ort_model.module(x))
+        assert watch.seen
 
 
 def test_a_function_that_is_disabled_stays_so_after_an_error() -> None:
@@ -292,6 +320,18 @@ def test_an_error_of_an_operator_has_eagers_class(model: nn.Module, inputs: tupl
         for one in (model, ORTModule(model)):
             with pytest.raises(ValueError, match=message):
                 one(*inputs)
+
+
+def test_an_error_of_an_operator_names_the_line_of_the_program() -> None:
+    class Normed(Dense):
+        def forward(self, input1: Tensor) -> Tensor:
+            return nn.functional.batch_norm(self.fc1(input1), None, None, training=True)
+
+    with pytest.raises(ValueError, match="more than 1 value") as raised:
+        ORTModule(Normed())(torch.ones(1, 8))
+    (note,) = raised.value.__notes__
+    assert __file__ in note
+    assert "return nn.functional.batch_norm(self.fc1(input1), None, None, training=True)" in note
 
 
 def test_tensors_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:

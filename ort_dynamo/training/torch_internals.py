@@ -205,7 +205,8 @@ def raise_own(error: Exception) -> None:
     """Raise the error that eager mode raises where Dynamo raises a RuntimeError for an operator that it traces.
 
     It gets a note with the lines of the program, which are not in its traceback. This returns if `error` is another
-    one, or if eager mode raises a RuntimeError, too.
+    one, or if eager mode raises a RuntimeError, too. Kernels mostly do, so it returns also for errors of torch's Python
+    versions of operators, which compute shapes, and whose errors are often of other classes.
     """
     if not isinstance(error, _while_tracing):
         return
@@ -214,10 +215,22 @@ def raise_own(error: Exception) -> None:
         found = found.__cause__ or found.__context__
     if type(found) is RuntimeError and found.__cause__ is not None:
         found = found.__cause__  # Dynamo's words around it
-    if isinstance(found, Exception) and not isinstance(found, RuntimeError):
+    if isinstance(found, Exception) and not isinstance(found, RuntimeError) and not _is_of_shapes(found):
         if lines := traceback.format_list(_own_frames(error)):
             found.add_note(f"The program called the operator here:\n{''.join(lines).rstrip()}")
         raise found from None
+
+
+def _is_of_shapes(error: BaseException) -> bool:
+    """Check whether an error was raised in torch's Python versions of operators, which eager mode does not run."""
+    return any(frame.filename.startswith(_IN_PYTHON) for frame in traceback.extract_tb(error.__traceback__))
+
+
+_IN_PYTHON = tuple(
+    f"{Path(torch.__file__).parent}{os.sep}{name}"
+    for name in ("_decomp", "_meta_registrations", "_prims", "_refs", "_subclasses")
+)
+"""Beginnings of the names of files with them."""
 
 
 def user_place(error: BaseException) -> str:

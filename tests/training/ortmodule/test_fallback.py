@@ -304,36 +304,6 @@ def test_a_function_that_is_disabled_stays_so_after_an_error() -> None:
     assert calls == [False, False]
 
 
-@pytest.mark.parametrize(
-    ("model", "inputs", "message"),
-    [
-        (nn.BatchNorm1d(8), (torch.ones(1, 8),), "more than 1 value per channel"),
-        (nn.NLLLoss(), (torch.ones(4, 8), torch.tensor([1, 2])), "to match target batch_size"),
-        (nn.BCELoss(), (torch.ones(4, 8), torch.ones(2)), "different to the input size"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
-)
-def test_an_error_of_an_operator_has_eagers_class(model: nn.Module, inputs: tuple[Tensor, ...], message: str) -> None:
-    try:
-        {}["missing"]
-    except KeyError:  # which is the context of the errors here, and none of them
-        for one in (model, ORTModule(model)):
-            with pytest.raises(ValueError, match=message):
-                one(*inputs)
-
-
-def test_an_error_of_an_operator_names_the_line_of_the_program() -> None:
-    class Normed(Dense):
-        def forward(self, input1: Tensor) -> Tensor:
-            return nn.functional.batch_norm(self.fc1(input1), None, None, training=True)
-
-    with pytest.raises(ValueError, match="more than 1 value") as raised:
-        ORTModule(Normed())(torch.ones(1, 8))
-    (note,) = raised.value.__notes__
-    assert __file__ in note
-    assert "return nn.functional.batch_norm(self.fc1(input1), None, None, training=True)" in note
-
-
 def test_tensors_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
     ort_model = ORTModule(Dense())

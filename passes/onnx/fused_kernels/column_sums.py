@@ -15,6 +15,9 @@ TILE_COLUMNS = 64
 _PROGRAMS = 512
 """Programs that keep a device busy: four for each multiprocessor of an H100, with four loads in flight per thread."""
 
+_FEW_PROGRAMS = 128
+"""Programs where there are few rows: one for each multiprocessor."""
+
 _LEAST, _MOST, _PARTS = 16, 128, 64
 _LEAST_WHOLE = 4
 _MOST_PARTS = 1024
@@ -51,9 +54,10 @@ def parts_of(rows: Size, columns: int, *, whole: bool) -> int:
     count = rows.factor
     if count <= (_LEAST_WHOLE if whole else _MOST):
         return 1
-    most, least = count // enough, _LEAST_WHOLE if whole else _LEAST
-    if not whole:
-        most = min(most, max(_MOST, count // _PARTS))
-    most = max(most, 2 * least)
+    if whole:
+        most = max(count // enough, min(2 * _LEAST_WHOLE, -(-count // _FEW_PROGRAMS)))
+    else:
+        most = max(2 * _LEAST, min(count // enough, max(_MOST, count // _PARTS)))
+    least = min(most, _LEAST_WHOLE if whole else _LEAST)
     found = next((part for part in range(most, least - 1, -1) if count % part == 0), most)
     return -(-count // (found if count // found <= _MOST_PARTS else most))

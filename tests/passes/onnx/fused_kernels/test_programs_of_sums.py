@@ -44,6 +44,12 @@ def test_many_programs_sum_rows_whose_number_varies(columns: int) -> None:
         assert ENOUGH <= first.programs([rows]) <= 12 * ENOUGH
 
 
+@pytest.mark.parametrize("rows", [100, 127, 256, 1000, 1024, 4096, 8192, 1 << 20])
+def test_whole_rows_are_summed_by_a_program_on_each_multiprocessor(rows: int) -> None:
+    parts = parts_of(Size(rows), 1024, whole=True)
+    assert min(rows, 112) <= parts <= 1024
+
+
 @pytest.mark.parametrize("rows", [1, 7, 8, 100, 128])
 def test_few_rows_are_summed_at_once_in_large_tiles(rows: int) -> None:
     (only,) = sums_of(rows, 1 << 16)

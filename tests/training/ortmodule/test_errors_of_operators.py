@@ -55,7 +55,7 @@ def test_an_error_of_an_operator_names_the_line_of_the_program() -> None:
     ids=["clamp", "permute", "split", "matmul", "embedding", "interpolate"],
 )
 def test_an_error_of_a_kernel_is_a_runtime_error(function: Callable[[Tensor], Tensor]) -> None:
-    """Where torch computes the shapes, the errors are of other classes."""
+    """Errors are of other classes where torch computes the shapes."""
 
     class Wrong(Dense):
         def forward(self, input1: Tensor) -> Tensor:

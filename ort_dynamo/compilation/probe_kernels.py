@@ -30,7 +30,8 @@ trial (float[1000, 7] a, float[64, 96] b, float[256, 80] c, float[96, 33] d, flo
   => (float[1000, 7] flat, float[64, 96] rows, float[80] sums, float[80] roots, float[33] both, float[2, 1] picked,
       int64[50, 3] bits, int64[300] index)
   <int64[1] zero = {0}, int64[1] one = {1}, int64 even = {-2}, int64 none = {0}, int64 far = {-1}> {
-  a1 = Cast<to=16>(a)  a2 = Cast<to=1>(a1)  a3 = Tanh(a2)  a4 = Mul(a3, a2)  a5 = Cast<to=16>(a4)  flat = Cast<to=1>(a5)
+  a1 = Cast<to=16>(a)  a2 = Cast<to=1>(a1)  a3 = Tanh(a2)  a4 = Mul(a3, a2)
+  a5 = Erf(a2)  a6 = HardSigmoid<alpha=0.5, beta=0.5>(a5)  a7 = Mul(a4, a6)  a8 = Cast<to=16>(a7)  flat = Cast<to=1>(a8)
   b1 = Add(b, b)  rows = LayerNormalization<axis=-1>(b1, w, w)
   c1 = Mul(c, c)  sums = ReduceSum<keepdims=0>(c1, zero)  c2 = Add(sums, sums)  roots = Sqrt(c2)
   d1 = ReduceMean<keepdims=1>(d, one)  d2 = Mul(d, d1)  both = ReduceSum<keepdims=0>(d2, zero)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import onnx_ir as ir
@@ -19,7 +19,7 @@ from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.symbols import Symbols
 from ort_dynamo.targets.target import Target
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.sizes.symbols import expression, known_true
+from ort_dynamo.torch_internals.sizes.symbols import expression, is_empty, known_true
 
 __all__ = ["LoweringContext", "Number", "Size", "Symbolic", "is_empty"]
 
@@ -49,11 +49,6 @@ def _is_within(number: torch.SymInt | torch.SymFloat, dtype: torch.dtype) -> boo
 def _largest(dtype: torch.dtype) -> float:
     """Return the largest number of a floating dtype; `constant` knows the ranges of integers, some of which wrap."""
     return torch.finfo(dtype).max if dtype.is_floating_point else math.inf
-
-
-def is_empty(sizes: Iterable[Size]) -> bool:
-    """Check whether a tensor of `sizes` is known to have no elements; installs no guard."""
-    return any(isinstance(size, int) and size == 0 for size in sizes)
 
 
 class LoweringContext:

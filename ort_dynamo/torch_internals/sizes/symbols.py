@@ -31,6 +31,7 @@ __all__ = [
     "has_static_value",  # Dynamo knows this function, and answers it while it traces
     "has_symbolic_sizes",
     "hints",
+    "is_empty",
     "is_nonnegative",
     "is_unbacked",
     "kind",
@@ -100,6 +101,11 @@ def is_nonnegative(size: int | torch.SymInt) -> bool:
         return size >= 0
     expr = given_expression(size)
     return ask("nonnegative", (expr,), lambda: bool(expr.is_nonnegative))
+
+
+def is_empty(sizes: Iterable[int | torch.SymInt]) -> bool:
+    """Check whether a tensor of `sizes` is known to have no elements; installs no guard."""
+    return any(isinstance(size, int) and size == 0 for size in sizes)
 
 
 def is_unbacked(*sizes: int | torch.SymInt) -> bool:

@@ -35,7 +35,7 @@ from ort_dynamo.torch_internals.kernels.operators import (
 from ort_dynamo.torch_internals.kernels.promotion import is_contiguous
 from ort_dynamo.torch_internals.kernels.view_operators import RESHAPES
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.sizes.symbols import given_expression, known_equal, known_true
+from ort_dynamo.torch_internals.sizes.symbols import given_expression, is_empty, known_equal, known_true
 
 __all__ = [
     "FakeValues",
@@ -171,7 +171,7 @@ def differences(gm: GraphModule) -> Iterator[str]:
                 anew[node] = old
                 continue
             for fakes in zip(fakes_in(old), fakes_in(new), strict=True):
-                if _is_empty(fakes[0]):
+                if is_empty(fakes[0].shape):
                     continue
                 first, second = (
                     known.setdefault(storage_identity(fake), index) for known, fake in zip(memory, fakes, strict=True)
@@ -179,11 +179,6 @@ def differences(gm: GraphModule) -> Iterator[str]:
                 if first != second:
                     nodes = list(gm.graph.nodes)
                     yield f"{node.format_node()} has a value in the memory of {nodes[first]}, not of {nodes[second]}"
-
-
-def _is_empty(fake: torch.Tensor) -> bool:
-    """Check whether a fake tensor has no elements for any values of its symbols."""
-    return any(isinstance(size, int) and size == 0 for size in fake.shape)
 
 
 def _call(node: Node) -> tuple[Any, ...]:

@@ -2,10 +2,10 @@
 
     python -m bench.cuda_cubins ["gpt, 24 layers" …]
 
-Each kernel of a model's training step (bench/cuda_floor.py) is compiled for an H100 by Triton, and disassembled. A loop
-over the rows of a part, or along a row, counts as often as its counter's step and limit say, since ptxas unrolls some
-of them. Instructions behind the end of a kernel are rare ones, and do not count. A kernel with few programs
-leaves multiprocessors idle, so their number is shown, too.
+Each kernel of a model's training step (bench/cuda_graphs.py) is compiled for an H100 by Triton, and disassembled. A
+loop over the rows of a part, or along a row, counts as often as its counter's step and limit say, since ptxas unrolls
+some of them. Instructions behind the end of a kernel are rare ones, and do not count. A kernel with few programs leaves
+multiprocessors idle, so their number is shown, too.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +21,18 @@ from pathlib import Path
 
 import onnx
 
-from bench.cuda_floor import RATE, bytes_of_nodes, compiled_graphs, models_of
+from bench.cuda_floor import RATE, bytes_of_nodes
+from bench.cuda_graphs import arguments_of, compiled_graphs, models_of
 from bench.cuda_models import COUNTED, LARGE
 from ort_dynamo.graph.fused_op import DOMAIN, FusedOp
-from ort_dynamo.runtime.installed.providers import recorded_cuda_targets
 from ort_dynamo.runtime.kernels.fused_kernel import CompiledKernel
 from ort_dynamo.runtime.kernels.kernel_compiler import compile_kernels
+from ort_dynamo.targets.target import Target
+
+if (_folder := str(Path(__file__).resolve().parent.parent / "tests" / "runtime")) not in sys.path:
+    sys.path.append(_folder)
+
+from kernel_resources import disassembled
 
 __all__ = ["ISSUED", "Cost", "costs", "instructions", "main"]
 
@@ -60,18 +64,18 @@ class Cost:
         return self.launches * max(self.by_bytes, self.by_instructions)
 
 
-def costs(name: str, version: str) -> Iterator[Cost]:
-    """Yield the kernels of constant sizes of a model's step, for a recorded version of onnxruntime-gpu."""
-    recorded = next(target for target in recorded_cuda_targets() if target.version == version)
+def costs(name: str, target: Target) -> Iterator[Cost]:
+    """Yield the kernels of constant sizes of a model's step, for a target that fuses."""
     ops: dict[str, FusedOp] = {}
     launches, moved = Counter[str](), dict[str, int]()
-    for _, gm in compiled_graphs(name, "full", replace(recorded, fuses_kernels=True)):
-        for built in models_of(gm):
-            ops |= {op.name: op for op in built.kernels if not op.symbols}
-            for node, nbytes in bytes_of_nodes(onnx.ModelProto.FromString(built.model)):
-                if node.domain == DOMAIN and nbytes is not None:
-                    launches[node.op_type] += 1
-                    moved[node.op_type] = nbytes
+    graphs = [built for _, gm in compiled_graphs(name, "full", target) for built in models_of(gm)]
+    for built in graphs:
+        ops |= {op.name: op for op in built.kernels if not op.symbols}
+    for model, times in Counter(built.model for built in graphs).items():  # equal layers share one
+        for node, nbytes in bytes_of_nodes(onnx.ModelProto.FromString(model)):
+            if node.domain == DOMAIN and nbytes is not None:
+                launches[node.op_type] += times
+                moved[node.op_type] = nbytes
     kernels = compile_kernels([*ops.values()], (9, 0))
     for op in ops.values():
         kernel = kernels[op.name]
@@ -83,7 +87,7 @@ def costs(name: str, version: str) -> Iterator[Cost]:
 
 def instructions(op: FusedOp, cubin: bytes) -> float:
     """Count the instructions that a warp of a kernel executes."""
-    body = _disassembled(cubin)
+    body = _code(cubin)
     walked = re.search(r"for first in range\(0, (\d+), (\d+)\)", op.source)
     size, step = map(int, walked.groups()) if walked else (1, 1)
     count = float(len(body))
@@ -108,17 +112,10 @@ def _times(loop: Sequence[str], size: int, step: int) -> int:
     return math.ceil(size / step)
 
 
-def _disassembled(cubin: bytes) -> list[tuple[str, str]]:
+def _code(cubin: bytes) -> list[tuple[str, str]]:
     """Return (label, "" if it has none; text) of each instruction up to the end of the kernel."""
-    from triton import knobs
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.cubin")
-        path.write_bytes(cubin)
-        command = [knobs.nvidia.nvdisasm.path, "-c", path]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found, label = [], ""
-    for line in said.splitlines():
+    for line in disassembled(cubin).splitlines():
         if named := re.match(r"(\.L_x_\d+):", line):
             label = named[1]
         elif code := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(.*)", line):
@@ -132,15 +129,10 @@ def _disassembled(cubin: bytes) -> list[tuple[str, str]]:
 def main(given: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    models = (*LARGE, *COUNTED)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(models)}")
-    parser.add_argument("--version", default="1.31.1", choices=[target.version for target in recorded_cuda_targets()])
-    arguments = parser.parse_args(given)
-    if unknown := [name for name in arguments.names if name not in models]:
-        parser.error(f"there is no model {', '.join(unknown)}: choose of {', '.join(models)}")
+    arguments, recorded = arguments_of(parser, [*LARGE, *COUNTED], given)
     print("| model | kernel | launches | programs | µs by bytes | µs by instructions |\n|---|---|---|---|---|---|")
-    for name in arguments.names or models:
-        found = sorted(costs(name, arguments.version), key=lambda one: one.seconds, reverse=True)
+    for name in arguments.names:
+        found = sorted(costs(name, replace(recorded, fuses_kernels=True)), key=lambda one: one.seconds, reverse=True)
         for one in found:
             cells = (name, one.op.name, one.launches, one.programs)
             print("|", " | ".join(map(str, cells)), f"| {one.by_bytes * 1e6:.1f} | {one.by_instructions * 1e6:.1f} |")

@@ -14,7 +14,6 @@ when all rows have been read. Times are bytes by the rate of a copy on an H200.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import math
 import operator
@@ -22,30 +21,19 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
-import pytest
-import torch
 from torch.fx import GraphModule, Node
 
-from bench.cuda_models import COUNTED, LARGE, SMALL, build_model
-from ort_dynamo.compilation import compiler
-from ort_dynamo.graph.build import BuiltGraph
-from ort_dynamo.passes.fx.analysis.saved_tensors import is_tangent
+from bench.cuda_graphs import arguments_of, compiled_graphs, models_of
+from bench.cuda_models import COUNTED, LARGE, SMALL
 from ort_dynamo.passes.fx.analysis.storage import fakes_in, storages_of
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
-from ort_dynamo.runtime.installed.providers import recorded_cuda_targets
 from ort_dynamo.targets.target import Target
 
-if (_folder := str(Path(__file__).resolve().parent.parent / "tests" / "cuda")) not in sys.path:
-    sys.path.append(_folder)
-
-from cuda_target import autocast, compiled_for
-
-__all__ = ["RATE", "Half", "Moved", "bytes_of_nodes", "compiled_graphs", "halves", "main", "models_of", "moved"]
+__all__ = ["RATE", "Half", "Moved", "bytes_of_nodes", "halves", "main", "moved"]
 
 RATE = 4.3e12
 """Bytes in a second that a copy moves on an H200."""
@@ -97,55 +85,9 @@ class Half:
     unknown: int
 
 
-class _CompiledError(Exception):
-    """Ends a step that is compiled, before it runs."""
-
-
 def halves(name: str, scale: Any, target: Target) -> list[Half]:
     """Compile a model's training step for a CUDA target, and count its kernels; arguments as of `compiled_graphs`."""
     return [_half(role, gm) for role, gm in compiled_graphs(name, scale, target)]
-
-
-def compiled_graphs(name: str, scale: Any, target: Target) -> list[tuple[str, GraphModule]]:
-    """Compile a model's training step for a CUDA target; gives "forward" or "backward", and the graph of islands.
-
-    Args:
-        name: a model of bench/cuda_models.py.
-        scale: "full" or "tiny".
-        target: the device and runtime that it is compiled for.
-    """
-    workload = build_model(name, scale, torch.device("cpu"))
-    outer: list[tuple[str, GraphModule]] = []
-    torch._dynamo.reset()
-    with compiled_for(target) as (backend, _), pytest.MonkeyPatch.context() as patch, autocast(torch.bfloat16):
-        patch.setenv("ORT_DYNAMO_CACHE", "0")  # a stored graph opens sessions
-        segment = compiler.segment
-
-        def kept(gm: GraphModule, *args: Any, **named: Any) -> Any:
-            segmented = segment(gm, *args, **named)
-            is_backward = any(map(is_tangent, gm.graph.find_nodes(op="placeholder")))
-            outer.append(("backward" if is_backward else "forward", segmented.gm))
-            return segmented
-
-        def ended(*args: Any) -> Any:
-            raise _CompiledError
-
-        def compile_only(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            backend(gm, inputs)
-            return ended
-
-        patch.setattr(compiler, "segment", kept)
-        with contextlib.suppress(_CompiledError):
-            torch.compile(workload.module, backend=compile_only, fullgraph=True)(*workload.batch)
-    return outer
-
-
-def models_of(gm: GraphModule) -> Iterator[BuiltGraph]:
-    """Yield the built graph of each island, in order."""
-    for node in gm.graph.nodes:
-        if node.op == "call_module":
-            island: Any = gm.get_submodule(str(node.target))
-            yield island.compiled.built
 
 
 def _half(role: str, gm: GraphModule) -> Half:
@@ -372,18 +314,12 @@ def _row(name: str, role: str, kind: str, one: Moved) -> str:
 def main(given: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    models = {**LARGE, **COUNTED, **SMALL}
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(models)}")
     parser.add_argument("--scale", default="full", choices=["tiny", "full"])
-    parser.add_argument("--version", default="1.31.1", choices=[target.version for target in recorded_cuda_targets()])
     parser.add_argument("--unfused", action="store_true", help="without kernels of ours")
-    arguments = parser.parse_args(given)
-    if unknown := [name for name in arguments.names if name not in models]:
-        parser.error(f"there is no model {', '.join(unknown)}: choose of {', '.join(models)}")
-    recorded = next(target for target in recorded_cuda_targets() if target.version == arguments.version)
+    arguments, recorded = arguments_of(parser, [*LARGE, *COUNTED, *SMALL], given)
     target = dataclasses.replace(recorded, fuses_kernels=not arguments.unfused)
     print("| model | graph | kernels | launches | GB | ms |\n|---|---|---|---|---|---|")
-    for name in arguments.names or [*LARGE, *COUNTED]:
+    for name in arguments.names:
         print(*rows(name, halves(name, arguments.scale, target)), sep="\n", flush=True)
     return 0
 

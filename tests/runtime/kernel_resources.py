@@ -26,7 +26,12 @@ def resources(cubin: bytes) -> Resources:
 
 def instructions(cubin: bytes) -> int:
     """Count the instructions of its one function, those behind its end included, which pad it or are rarely needed."""
-    return len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", _said("nvdisasm", "-c", cubin), re.MULTILINE))
+    return len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", disassembled(cubin), re.MULTILINE))
+
+
+def disassembled(cubin: bytes) -> str:
+    """Return the listing of its code."""
+    return _said("nvdisasm", "-c", cubin)
 
 
 def _said(tool: str, option: str, cubin: bytes) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from fused_examples import BFLOAT16, BOOL, EXAMPLES, FLOAT, add_bias, gelu, layer_norm, transpose
-from kernel_resources import resources
+from kernel_resources import disassembled, resources
 
 from ort_dynamo.cache.folder import CacheFolder
 from ort_dynamo.cache.kernel_files import KernelFiles
@@ -61,14 +60,6 @@ def catalogue() -> dict[tuple[str, int, tuple[int, int]], CompiledKernel]:
     return made
 
 
-def instructions(cubin: bytes, folder: Path) -> str:
-    from triton import knobs
-
-    path = folder / "kernel.cubin"
-    path.write_bytes(cubin)
-    return subprocess.run([knobs.nvidia.nvdisasm.path, path], capture_output=True, text=True, check=True).stdout
-
-
 def widths(text: str, instruction: str) -> set[int]:
     """Find the widths in bits of the loads or stores of a listing."""
     found = re.findall(rf"\b{instruction}\.E((?:\.\w+)*)", text)
@@ -80,7 +71,7 @@ def widths(text: str, instruction: str) -> set[int]:
 @pytest.mark.parametrize("dtype", [FLOAT, BFLOAT16])
 @pytest.mark.parametrize("make", EXAMPLES, ids=lambda make: make.__name__)
 def test_the_catalogue_is_compiled_as_a_gpu_wants_it(
-    catalogue: Mapping[Any, CompiledKernel], make: Any, dtype: int, capability: tuple[int, int], tmp_path: Path
+    catalogue: Mapping[Any, CompiledKernel], make: Any, dtype: int, capability: tuple[int, int]
 ) -> None:
     op = make(dtype)
     kernel = catalogue[op.name, dtype, capability]
@@ -91,7 +82,7 @@ def test_the_catalogue_is_compiled_as_a_gpu_wants_it(
         assert variant.cubin.startswith(b"\x7fELF")
         assert 0 < registers <= 128
         assert arguments < variant.parameters <= arguments + TRAILING_NULLS
-    aligned = instructions(kernel.aligned.cubin, tmp_path)
+    aligned = disassembled(kernel.aligned.cubin)
     assert re.search(rf"(sm_|EF_CUDA_SM){10 * capability[0] + capability[1]}(?!\d)", aligned)
     assert not re.search(r"\b(LDL|STL)\b", aligned)
     assert max(widths(aligned, "LDG")) >= 128
@@ -99,7 +90,7 @@ def test_the_catalogue_is_compiled_as_a_gpu_wants_it(
     if make is not layer_norm:  # whose second output is one number
         assert min(widths(aligned, "LDG")) >= 128
         assert min(widths(aligned, "STG")) >= 128
-    assert max(widths(instructions(kernel.unaligned.cubin, tmp_path), "LDG")) <= 32
+    assert max(widths(disassembled(kernel.unaligned.cubin), "LDG")) <= 32
 
 
 @needs_triton
@@ -119,7 +110,7 @@ ELEMENTS = {1: 4, 2: 1, 3: 1, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 16: 2}
 
 
 @needs_triton
-def test_every_element_type_is_loaded_by_its_size(tmp_path: Path) -> None:
+def test_every_element_type_is_loaded_by_its_size() -> None:
     source = """
 import triton
 import triton.language as tl
@@ -144,7 +135,7 @@ def copy_TYPE(in0, out0, s0):
     ]
     for (dtype, size), kernel in zip(ELEMENTS.items(), compile_kernels(ops, (9, 0)).values(), strict=True):
         assert isinstance(kernel, CompiledKernel), kernel
-        text = instructions(kernel.unaligned.cubin, tmp_path)
+        text = disassembled(kernel.unaligned.cubin)
         kind = {1: r"(U8|S8)", 2: "U16", 4: "", 8: "64"}[size]
         assert re.search(rf"\bLDG\.E{rf'[.]{kind}' if kind else ''} ", text), (dtype, text)
 
@@ -267,11 +258,11 @@ def masked(in0, in1, out0, s0):
 
 
 @needs_triton
-def test_masks_are_read_byte_by_byte(tmp_path: Path) -> None:
+def test_masks_are_read_byte_by_byte() -> None:
     rows = Size(1, (0,))
     op = FusedOp("masked", (1, BOOL), (FusedOutput(1, (rows, Size(16))),), ((0, 0),), rows * Size(16), 1024, BOOLEANS)
     kernel = compiled(op)
-    assert widths(instructions(kernel.aligned.cubin, tmp_path), "LDG") == {64, 128}
+    assert widths(disassembled(kernel.aligned.cubin), "LDG") == {64, 128}
 
 
 DIFFERENCE = """
@@ -290,18 +281,18 @@ def difference(in0, in1, out0):
 
 @needs_triton
 @pytest.mark.parametrize("capability", ARCHITECTURES, ids=str)
-def test_a_product_is_rounded_before_it_is_subtracted(capability: tuple[int, int], tmp_path: Path) -> None:
+def test_a_product_is_rounded_before_it_is_subtracted(capability: tuple[int, int]) -> None:
     # One fused operation gives the difference of equal squares as an error of rounding, whose square root may be NaN.
     output = FusedOutput(FLOAT, (Size(1024),))
     op = FusedOp("difference", (FLOAT, FLOAT), (output,), (), Size(1024), 1024, DIFFERENCE)
-    listing = instructions(compiled(op, capability).aligned.cubin, tmp_path)
+    listing = disassembled(compiled(op, capability).aligned.cubin)
     assert re.search(r"\bFMUL", listing)
     assert not re.search(r"\bFFMA", listing)
 
 
 @needs_triton
 @pytest.mark.parametrize("function", ["sin", "tanh", "erf", "log1p"])
-def test_functions_keep_subnormal_numbers(function: str, tmp_path: Path) -> None:
+def test_functions_keep_subnormal_numbers(function: str) -> None:
     source = f"""
 import triton
 import triton.language as tl
@@ -314,7 +305,7 @@ def each(in0, out0):
     tl.store(out0 + i, libdevice.{function}(tl.load(in0 + i)))
 """
     op = FusedOp("each", (FLOAT,), (FusedOutput(FLOAT, (Size(1024),)),), (), Size(1024), 1024, source)
-    listing = instructions(compiled(op).aligned.cubin, tmp_path)
+    listing = disassembled(compiled(op).aligned.cubin)
     assert re.search(r"\bFFMA", listing)
     assert not re.search(r"\bF(FMA|MUL|ADD|SETP)\S*\.FTZ", listing)
 

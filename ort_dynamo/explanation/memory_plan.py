@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.capture.trace import trace
@@ -22,6 +20,7 @@ from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
 from ort_dynamo.passes.fx.analysis.plans import PlanRow, plan_rows
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.pipelines import plan_passes
+from ort_dynamo.program.asked_settings import check_needs_none
 from ort_dynamo.program.program_state import unchanged
 from ort_dynamo.program.read_objects import read_by
 from ort_dynamo.targets.target import Target
@@ -114,23 +113,13 @@ def memory_plan(
         raise InvalidArgumentError(function="memory_plan", name="model", value=model, expected="a module or a function")
     model = uncompiled(model)
     if not (args or kwargs):
-        _check_needs_none(model)
+        check_needs_none("memory_plan", model)
     found: list[GraphPlan] = []
     capture = _capture(parse_options(None, options), found)
     state = [*read_by(model, *args, *kwargs.values()).values(), *tree_leaves((args, kwargs))]
     with untouched(), unchanged(state), torch.enable_grad():
         compile_apart(model, backend=capture, dynamic=dynamic)(*args, **kwargs)
     return MemoryPlan(tuple(found))
-
-
-def _check_needs_none(model: Callable[..., Any]) -> None:
-    try:
-        inspect.signature(model.forward if isinstance(model, nn.Module) else model).bind()
-    except TypeError as error:
-        expected = f"example inputs, as in memory_plan(model, batch), but the call has none: {error}"
-        raise InvalidArgumentError(function="memory_plan", name="args", value=(), expected=expected) from None
-    except ValueError:  # the callable has no signature; the call itself tells
-        return
 
 
 def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from ort_dynamo.explanation.measure import Measuring
 from ort_dynamo.explanation.notes import earlier_recompiles, function_name
 from ort_dynamo.explanation.step_calls import StepCalls
 from ort_dynamo.options.groups import Options, parse_options
-from ort_dynamo.program.asked_settings import asked_settings
+from ort_dynamo.program.asked_settings import asked_settings, check_needs_none
 from ort_dynamo.program.program_state import State, unchanged
 from ort_dynamo.program.progress import clocked, showing
 from ort_dynamo.program.read_objects import read_by
@@ -71,12 +71,14 @@ def explain(
     Raises:
         UnknownModeError, UnknownOptionError, InvalidOptionError: bad options.
         InvalidArgumentError: the function cannot be called, or is compiled by another backend, or `options`, `mode` or
-            `dynamic` is given for a compiled one.
+            `dynamic` is given for a compiled one, or no inputs are given, and it needs some.
     """
     mode, options, dynamic, _ = asked_settings("explain", function, mode=mode, options=options, dynamic=dynamic)
     asked = parse_options(mode, options)
     plain = _uncompiled(function)
     call = (inputs, {**(kwargs or {}), **named})
+    if not any(call):
+        check_needs_none("explain", plain)
     before = frames(RECORDS.since)
     begin = time.time()
     with (

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+from torch import nn
 
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.torch_internals.tracing.frames import compile_settings
 
-__all__ = ["BACKEND", "Asked", "asked_settings"]
+__all__ = ["BACKEND", "Asked", "asked_settings", "check_needs_none"]
 
 BACKEND = "ort_dynamo.backend"
 """The module of the backend's function, which identifies our compiles in Dynamo's records."""
@@ -62,3 +65,22 @@ def asked_settings(
             expected = "none for a compiled model, which has its own"
             raise InvalidArgumentError(function=function, name=name, value=value, expected=expected)
     return Asked(own.mode, own.options, own.dynamic, is_own=True)
+
+
+def check_needs_none(function: str, model: Callable[..., Any]) -> None:
+    """Check that a call without arguments fits a model.
+
+    Args:
+        function: the public function that was given a model and no arguments, for errors.
+        model: the module or function, not compiled.
+
+    Raises:
+        InvalidArgumentError: the model takes arguments that have no default.
+    """
+    try:
+        inspect.signature(model.forward if isinstance(model, nn.Module) else model).bind()
+    except TypeError as error:
+        expected = f"example inputs, as in {function}(model, batch), but the call has none: {error}"
+        raise InvalidArgumentError(function=function, name="args", value=(), expected=expected) from None
+    except ValueError:  # the callable has no signature; the call itself tells
+        return

@@ -17,7 +17,7 @@ from ort_dynamo.compilation.compiler import Compilation
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.passes.rewrites import Rewrite, watched_rewrites
-from ort_dynamo.program.asked_settings import asked_settings
+from ort_dynamo.program.asked_settings import asked_settings, check_needs_none
 from ort_dynamo.program.containers import content_of, put_back
 from ort_dynamo.program.program_state import knows_shapes, modules_inside
 from ort_dynamo.program.read_objects import modules_among, read_by
@@ -67,13 +67,16 @@ def verify(
     Raises:
         UnknownOptionError, InvalidOptionError: bad options.
         InvalidArgumentError: the model is compiled by another backend, or `options` or `dynamic` is given for a
-            compiled one; or FSDP has sharded it; or an argument is a nested tensor or a DTensor.
+            compiled one; or no arguments are given, and it needs some; or FSDP has sharded it; or an argument is a
+            nested tensor or a DTensor.
     """
     asked = asked_settings("verify", model, options=options, dynamic=dynamic)
     parsed = parse_options(asked.mode, asked.options)
     inner, recorder = uncompiled(model), Recorder()
     if asked.is_own:
         inner = generated_function(inner)
+    if not (args or kwargs):
+        check_needs_none("verify", inner)
     read = read_by(inner, *args, *kwargs.values())
     _refuse_shards(inner, *read.values())
     modules = modules_among(read)

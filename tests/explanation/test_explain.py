@@ -145,6 +145,14 @@ def test_a_model_that_cannot_be_called_is_refused(function: Callable[..., Any], 
         function(model, torch.ones(2))
 
 
+@pytest.mark.parametrize("function", [ort_dynamo.explain, ort_dynamo.memory_plan, ort_dynamo.verify])
+def test_example_inputs_are_asked_for(function: Callable[..., Any]) -> None:
+    for model in (Mlp(), torch.compile(Mlp(), backend="ort_train")):
+        with pytest.raises(InvalidArgumentError, match=rf"example inputs, as in {function.__name__}\(model.*'x'"):
+            function(model)
+    function(lambda: torch.ones(3).exp())
+
+
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(UnknownOptionError, match="placement"):
         explain(Mlp(), torch.randn(3, 4), options={"placment": "onnxruntime"})

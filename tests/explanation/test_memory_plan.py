@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch.fx import GraphModule
 
 from ort_dynamo import MemoryPlan, memory_plan
-from ort_dynamo.errors import InvalidArgumentError, UnknownOptionError
+from ort_dynamo.errors import UnknownOptionError
 from ort_dynamo.passes.fx.analysis.operator_names import NAMES
 from ort_dynamo.torch_internals.tracing import dry_run
 
@@ -276,11 +276,3 @@ def test_a_plan_before_training_leaves_the_first_compile_static() -> None:
 
     torch.compile(model, backend=backend)(torch.randn(5, 4))
     assert seen == [False]
-
-
-def test_example_inputs_are_asked_for() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"example inputs, as in memory_plan\(model, batch\).*'x'"):
-        memory_plan(Mlp())
-    with pytest.raises(InvalidArgumentError):
-        memory_plan(torch.compile(Mlp(), backend="ort_train"))
-    memory_plan(lambda: torch.ones(3).exp())

@@ -91,6 +91,8 @@ class _Backend:
     folder: str | None
     registered: tuple[int, int]
 
+    __name__ = "ort_train"  # Dynamo's logs and errors call a backend by it
+
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         guard_hooks()
         devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}

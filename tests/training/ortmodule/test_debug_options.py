@@ -84,6 +84,15 @@ def test_the_logger_has_the_level(level: LogLevel, expected: int) -> None:
     assert logging.getLogger("orttraining").level == expected
 
 
+def test_dynamos_log_names_the_backend(capfd: pytest.CaptureFixture[str]) -> None:
+    torch._logging.set_logs(dynamo=logging.INFO)
+    try:
+        ORTModule(Dense())(torch.ones(2, 8))
+    finally:
+        torch._logging.set_logs()
+    assert "calling compiler function ort_train" in capfd.readouterr().err
+
+
 def test_a_first_run_logs_the_features(caplog: pytest.LogCaptureFixture) -> None:
     ort_model = ORTModule(Dense(), DebugOptions(log_level=LogLevel.INFO))
     for _ in range(2):

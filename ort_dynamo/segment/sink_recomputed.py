@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from torch.fx import Graph, Node
 
@@ -31,20 +31,22 @@ def late(graph: Graph, placements: Mapping[Node, Placement], levels: Mapping[Nod
     places = {node: placement.place for node, placement in placements.items()}
     if any(place is Place.COLLECTIVE or writes(node, place) for node, place in places.items()):
         return found
-    free: set[Node] = set()
+    free: dict[Node, frozenset[Node]] = {}  # node that may move -> the given values that it is computed from
     for node in graph.nodes:
-        if node in places and _may_move(node, places) and all(_is_given(one, free) for one in node.all_input_nodes):
-            free.add(node)
+        if node in places and all(_is_given(one, free) for one in node.all_input_nodes):
+            sources = frozenset[Node]().union(*(free.get(one, {one}) for one in node.all_input_nodes))
+            if _may_move(node, places[node], sources):
+                free[node] = sources
     for node in reversed(graph.nodes):
         if node in free and node.users and all(places.get(user) is Place.LOWERED for user in node.users):
             found[node] = max(found[node], min(found[user] for user in node.users))
     return found
 
 
-def _may_move(node: Node, places: Mapping[Node, Place]) -> bool:
-    if places[node] is not Place.LOWERED or not is_tensor(node) or node.target is operator.getitem:
+def _may_move(node: Node, place: Place, sources: Iterable[Node]) -> bool:
+    if place is not Place.LOWERED or not is_tensor(node) or node.target is operator.getitem:
         return False
-    read = (one for one in node.all_input_nodes if is_tensor(one) and not _is_held(one))
+    read = (one for one in sources if is_tensor(one) and not _is_held(one))
     return is_no_more(sum(bytes_of(one.meta["val"])[0] for one in read), than=bytes_of(node.meta["val"])[0])
 
 
@@ -53,5 +55,5 @@ def _is_held(source: Node) -> bool:
     return source.op == "placeholder" and str(source.target).startswith("primals")
 
 
-def _is_given(source: Node, free: set[Node]) -> bool:
+def _is_given(source: Node, free: Container[Node]) -> bool:
     return source in free or source.op in ("placeholder", "get_attr") or is_number(source)

@@ -61,6 +61,17 @@ def test_a_chain_sinks_to_the_first_of_its_readers() -> None:
     assert not segmented.islands["island_0"].graph.find_nodes(op="call_function", target=aten.add.Tensor)
 
 
+def test_a_chain_through_wider_values_sinks() -> None:
+    def function(x: Tensor, grad: Tensor) -> Tensor:
+        return (grad * 2).sin() * x.float().exp().bfloat16()
+
+    segmented = cut(function, X.bfloat16(), GRAD)
+    assert calls(segmented, "island_0") == []
+    assert calls(segmented, "island_1") == ["exp"]
+    wide = cut(lambda x, g: (g * 2).sin() * x.double().exp().bfloat16(), X, GRAD)
+    assert calls(wide, "island_0") == ["exp"]
+
+
 def test_tensors_that_torch_reads_outputs_and_reductions_stay() -> None:
     assert calls(cut(lambda x, g: (g * 2).sin() * x.exp().sin(), X, GRAD), "island_0") == ["exp"]
     assert calls(cut(lambda x, g: ((g * 2).sin() * (y := x.exp()), y), X, GRAD), "island_0") == ["exp"]

@@ -300,7 +300,7 @@ class _Search:
 
     def _repeated(self, group: Group) -> frozenset[ir.Node]:
         """Return the arithmetic that a group recomputes, of fewer bytes than it would read."""
-        for found in repeated(group.inputs, self._cost, self._may_repeat):
+        for found in repeated(group.nodes, self._cost, self._may_repeat):
             more = self._group(self._in_order([*group.nodes, *found]), group.columns)
             if found and self._is_kernel(more):
                 return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,6 +19,12 @@ __all__ = ["Shared", "read_by", "repeated"]
 _MOST_NODES = 12
 """Nodes that are recomputed for one input."""
 
+_SIMPLE = MOVES | {
+    *("Abs", "Add", "And", "Cast", "Clip", "Max", "Min", "Mul", "Neg", "Not", "Or", "Relu", "Sub", "Where"),
+    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
+}
+"""Operators of an instruction or two. Others, such as Exp, take about the time of reading a value."""
+
 
 class _Making(NamedTuple):
     """A way to get a value.
@@ -31,25 +37,30 @@ class _Making(NamedTuple):
     nodes: frozenset[ir.Node]
     read: Mapping[ir.Value, int]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(self.read.values())
-
 
 def repeated(
-    inputs: Iterable[ir.Value], nbytes: Callable[[ir.Value], int], may_repeat: Callable[[ir.Node], bool]
+    nodes: Sequence[ir.Node], nbytes: Callable[[ir.Value], int], may_repeat: Callable[[ir.Node], bool]
 ) -> Iterator[frozenset[ir.Node]]:
-    """Yield the nodes that a kernel recomputes instead of reading their results: all that pay, then only half casts.
+    """Yield the nodes that a kernel recomputes instead of reading their results.
+
+    First come all that pay, if a value that the kernel reads anyway is free for simple nodes; then all that pay
+    without this; then half casts alone.
 
     Args:
-        inputs: the values that the kernel would read.
+        nodes: the nodes of the kernel.
         nbytes: the bytes of reading a value, and of writing it if only this reader needs it.
         may_repeat: whether a node is arithmetic, or changes a shape.
     """
-    inputs = list(inputs)
-    for is_repeated in (may_repeat, lambda node: may_repeat(node) and _widens(node)):
-        found: dict[ir.Value, _Making] = {}
-        yield frozenset(node for value in inputs for node in _cheapest(value, nbytes, is_repeated, found).nodes)
+    inputs, search = read_by(nodes), _Search(nbytes, may_repeat)
+    given = {value for value in search.of(_elements_read_by(nodes)).read if not _is_made(value, may_repeat)}
+    yield _Search(nbytes, may_repeat, given).of(inputs).nodes
+    yield search.of(inputs).nodes
+    yield _Search(nbytes, lambda node: may_repeat(node) and _widens(node)).of(inputs).nodes
+
+
+def _is_made(value: ir.Value, may_repeat: Callable[[ir.Node], bool]) -> bool:
+    producer = value.producer()
+    return producer is not None and may_repeat(producer)
 
 
 def _widens(node: ir.Node) -> bool:
@@ -61,30 +72,54 @@ def _widens(node: ir.Node) -> bool:
     return source.dtype in WIDE and result.dtype == WIDE[source.dtype]
 
 
-def _cheapest(
-    value: ir.Value,
-    nbytes: Callable[[ir.Value], int],
-    may_repeat: Callable[[ir.Node], bool],
-    found: dict[ir.Value, _Making],
-    depth: int = 0,
-) -> _Making:
-    """Return the way to compute a value that reads the fewest bytes, by a chain of at most so many nodes."""
-    if value in found:
-        return found[value]
-    if depth > _MOST_NODES:
-        return _Making(frozenset(), {value: nbytes(value)})
-    as_is = found[value] = _Making(frozenset(), {value: nbytes(value)})
-    node = value.producer()
-    if node is None or len(node.outputs) != 1 or not may_repeat(node):
-        return as_is
-    is_reshape = node.op_type in MOVES
-    operands = [one for one in node.inputs[: 1 if is_reshape else None] if one is not None and number_of(one) is None]
-    parts = [_cheapest(one, nbytes, may_repeat, found, depth + 1) for one in operands]
-    nodes = frozenset({node}).union(*(part.nodes for part in parts))
-    again = _Making(nodes, {leaf: size for part in parts for leaf, size in part.read.items()})
-    pays = again.nbytes < as_is.nbytes and len(nodes) <= _MOST_NODES
-    found[value] = again if pays else as_is
-    return found[value]
+@dataclass(frozen=True)
+class _Search:
+    """Finds the cheapest way to get each value.
+
+    Attributes:
+        nbytes: the bytes of reading a value.
+        may_repeat: whether a node may be recomputed.
+        given: values that the kernel reads anyway.
+        found: the results so far.
+    """
+
+    nbytes: Callable[[ir.Value], int]
+    may_repeat: Callable[[ir.Node], bool]
+    given: Set[ir.Value] = frozenset()
+    found: dict[ir.Value, _Making] = field(default_factory=dict)
+
+    def of(self, values: Iterable[ir.Value]) -> _Making:
+        """Return the way to get some values."""
+        return _all_of([self._cheapest(value) for value in values])
+
+    def _cheapest(self, value: ir.Value, depth: int = 0) -> _Making:
+        """Return the way to compute a value that reads the fewest bytes, by a chain of at most so many nodes."""
+        if value in self.found:
+            return self.found[value]
+        as_is = _Making(frozenset(), {value: self.nbytes(value)})
+        if depth > _MOST_NODES:
+            return as_is
+        self.found[value] = as_is
+        node = value.producer()
+        if node is None or len(node.outputs) != 1 or not self.may_repeat(node):
+            return as_is
+        sources = node.inputs[: 1 if node.op_type in MOVES else None]
+        operands = [one for one in sources if one is not None and number_of(one) is None]
+        again = _all_of([self._cheapest(one, depth + 1) for one in operands], node)
+        if len(again.nodes) <= _MOST_NODES and self._more(again) < self._more(as_is):
+            self.found[value] = again
+        return self.found[value]
+
+    def _more(self, making: _Making) -> int:
+        """Return the bytes that a way adds to those that the kernel reads anyway."""
+        is_simple = all(node.op_type in _SIMPLE for node in making.nodes)
+        return sum(size for value, size in making.read.items() if not (is_simple and value in self.given))
+
+
+def _all_of(parts: Iterable[_Making], *nodes: ir.Node) -> _Making:
+    parts = list(parts)
+    read = {leaf: size for part in parts for leaf, size in part.read.items()}
+    return _Making(frozenset(nodes).union(*(part.nodes for part in parts)), read)
 
 
 @dataclass(frozen=True)
@@ -145,10 +180,14 @@ def read_by(nodes: Sequence[ir.Node]) -> list[ir.Value]:
 
     Last come tensors of which they need the shapes alone.
     """
+    return list(dict.fromkeys([*_elements_read_by(nodes), *measured(measuring(nodes))]))
+
+
+def _elements_read_by(nodes: Sequence[ir.Node]) -> dict[ir.Value, None]:
     inside, found = set(nodes), dict[ir.Value, None]()
     for node in nodes:
         is_placed = (node.op_type in MOVES and node.op_type != "Concat") or node.op_type.startswith("Reduce")
         for value in node.inputs[: 1 if is_placed else None]:
             if value is not None and value.producer() not in inside and number_of(value) is None:
                 found[value] = None
-    return list(dict.fromkeys([*found, *measured(measuring(nodes))]))
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
@@ -22,6 +22,7 @@ from ort_dynamo.passes.fx.analysis.saved_tensors import (
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import is_view
 from ort_dynamo.passes.ordering import Condition, ordering
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["RecomputePointwise"]
 
@@ -39,14 +40,25 @@ class RecomputePointwise(PassBase):
 
     The pass is for targets that fuse kernels: their arithmetic is free beside memory traffic. A result stays saved if a
     matmul or another operator with its own kernel reads it in the backward, since it would be written once more.
+
+    The gradient of a ReLU asks whether the result is positive, and so is its operand then. If the kernels that read
+    this gradient read the tensor that the operand can be recomputed from, the operand decides, and they need not read
+    the result. So the gradient of a batch normalization with a ReLU reads the image and the gradient.
     """
 
     name: str = "recompute_pointwise"
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        """Tag nodes of a joint graph, in place."""
+        """Tag nodes of a joint graph, and let operands of ReLUs decide, in place."""
+        signs = list(_Search(JointGraph(graph_module)).signs())
+        for one in signs:
+            one.gradient.update_arg(1, one.operand)
+            tag(one.repeated, CheckpointPolicy.MUST_RECOMPUTE, self.name)
         chosen = list(_Search(JointGraph(graph_module)).chosen())
-        return PassResult(graph_module, tag(chosen, CheckpointPolicy.MUST_RECOMPUTE, self.name))
+        is_tagged = tag(chosen, CheckpointPolicy.MUST_RECOMPUTE, self.name)
+        if signs:
+            graph_module.recompile()
+        return PassResult(graph_module, is_tagged or bool(signs))
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,21 @@ class _Making:
     def nbytes(self) -> int:
         """Bytes to read, and at most these to save."""
         return sum(self.read.values())
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """A gradient of a ReLU that need not read the result.
+
+    Attributes:
+        gradient: the call of threshold_backward.
+        operand: the operand of the ReLU.
+        repeated: the operators to recompute for it, its own among them.
+    """
+
+    gradient: Node
+    operand: Node
+    repeated: frozenset[Node]
 
 
 class _Search:
@@ -95,6 +122,36 @@ class _Search:
             if making.nbytes < nbytes or (is_no_more(making.nbytes, nbytes) and self._saves_a_write(made, making)):
                 self._kept = self._kept - {storage} | making.read.keys()
                 yield from {*making.repeated, *made}
+
+    def signs(self) -> Iterator[_Sign]:
+        """Yield the gradients of ReLUs whose readers read the tensor that makes the operand."""
+        for node in self._joint.backward:
+            result = node.args[1] if node.target is aten.threshold_backward.default and node.args[2] == 0 else None
+            if not (isinstance(result, Node) and result.target is aten.relu.default and self._joint.is_forward(result)):
+                continue
+            (operand,) = result.all_input_nodes
+            if not is_pointwise(operand) or not self._is_repeated(operand) or storage_of(operand) in self._returned:
+                continue
+            repeated, nbytes = self._behind(operand), bytes_of(operand.meta["val"])[0]
+            sources = {one for made in repeated for one in made.all_input_nodes} - {*repeated}
+            read = {storage: size for one in filter(is_tensor, sources) for storage, size in allocations(one)}
+            large = {storage: size for storage, size in read.items() if size > nbytes // FEW}
+            is_one = len(large) == 1 and is_no_more(sum(read.values()), sum(large.values()))
+            if is_one and self._are_read_together(node, large.keys()):
+                yield _Sign(node, operand, frozenset(repeated))
+
+    def _are_read_together(self, gradient: Node, storages: Set[int]) -> bool:
+        """Check whether a kernel of the backward that reads a gradient reads one of some allocations as well."""
+        from_gradient, from_storages = {gradient}, set[Node]()
+        for node in filter(is_tensor, self._joint.backward):
+            sources = node.all_input_nodes
+            if not from_gradient.isdisjoint(sources) and (is_read_in_kernel(node) or is_view(node)):
+                from_gradient.add(node)
+            if is_pointwise(node) or is_view(node):
+                reads = (one in from_storages or (is_tensor(one) and storage_of(one) in storages) for one in sources)
+                if any(reads):
+                    from_storages.add(node)
+        return bool(from_gradient & from_storages)
 
     def _saves_a_write(self, made: Sequence[Node], making: _Making) -> bool:
         """Check whether recomputing a value saves the forward a write.

@@ -88,12 +88,13 @@ def compile_region(
 
     Args:
         function: the function to compile.
-        backend: the backend, as a function.
+        backend: the backend, as a function. It gets the registered name: for others, torch blocks swap_tensors.
         dynamic: True makes all input sizes symbolic, False none; None those that are marked or have changed.
         whole: raise an error that `breaks_graph` recognizes if Dynamo cannot trace the call as one graph. Calls of
             loggers are left out, since they would break it.
         recurrent: trace nn.LSTM, nn.GRU and nn.RNN, which Dynamo runs in eager by default.
     """
+    vars(backend)["compiler_name"] = "ort_train"
     entry: Callable[..., Any] = _optimize or torch.compile
     settings: dict[str, Any] = {"recompile_limit": MOST_GRAPHS} if _takes_limit else {}
     if whole:

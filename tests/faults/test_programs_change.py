@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ort_dynamo.cache.memory import MAX_ENTRIES
 from ort_dynamo.cache.open_island import CACHE
+from ort_dynamo.training.ortmodule import ORTModule
 
 
 class Model(nn.Module):
@@ -58,6 +59,14 @@ def double(model: Model) -> None:
     model.double()
 
 
+def double_by_swaps(model: Model) -> None:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
 def freeze(model: Model) -> None:
     model.up.requires_grad_(False)
 
@@ -66,13 +75,30 @@ def swap_tensors(model: Model) -> None:
     torch.utils.swap_tensors(model.up.weight, nn.Parameter(torch.full((6, 4), 0.25)))
 
 
-CHANGES = [replace_data, replace_layout, assign_state, swap_module, wrap_module, double, freeze, swap_tensors]
+CHANGES = [
+    replace_data,
+    replace_layout,
+    assign_state,
+    swap_module,
+    wrap_module,
+    double,
+    double_by_swaps,
+    freeze,
+    swap_tensors,
+]
 
 
+def by_compile(model: Model) -> Callable[[torch.Tensor], torch.Tensor]:
+    return torch.compile(model, backend="ort_train")
+
+
+@pytest.mark.parametrize("wrap", [by_compile, ORTModule], ids=["compile", "ORTModule"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
-def test_the_next_step_has_the_new_weights(change: Callable[[Model], None]) -> None:
+def test_the_next_step_has_the_new_weights(
+    change: Callable[[Model], None], wrap: Callable[[Model], Callable[[torch.Tensor], torch.Tensor]]
+) -> None:
     model = Model()
-    compiled = torch.compile(model, backend="ort_train")
+    compiled = wrap(model)
     torch.testing.assert_close(gradients(compiled, model), gradients(model, model))
     change(model)
     torch.testing.assert_close(gradients(compiled, model), gradients(model, model))

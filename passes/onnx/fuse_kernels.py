@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,8 @@ from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.bodies import body_of, is_in_parts
 from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import measuring
-from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
+from ort_dynamo.passes.onnx.fused_kernels.group import MOVES, Group
+from ort_dynamo.passes.onnx.fused_kernels.group_kernel import kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.groups import find_groups
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, product
 from ort_dynamo.passes.onnx.fused_kernels.made import KERNEL, fused_kernels
@@ -156,7 +158,7 @@ def _behind_reshapes(value: ir.Value) -> ir.Value:
 def _finished(
     new: NewValues, after: ir.Node, sums: Sequence[tuple[ir.Value, ir.Value]], finishing: list[list[ir.Node]]
 ) -> dict[ir.Value, ir.Value]:
-    """Add the nodes that sum up partial sums; give the value of each sum.
+    """Add the nodes that sum up partial sums, for each group of rows; give the value of each sum.
 
     Args:
         new: the new values of the model.
@@ -165,19 +167,25 @@ def _finished(
         finishing: a list that gets the new nodes.
     """
     tape = ir.tape.Tape()
-    axes = new.shape([0])
     found, added = {}, []
     for total, parts in sums:
         assert parts.shape is not None
         assert total.shape is not None
-        summed = tape.op("ReduceSum", [parts, axes], {"keepdims": 0}, version=OPSET)
+        shape, (count, width) = list(total.shape.numpy()), parts.shape.numpy()
+        batch = math.prod(shape) // width
+        if batch > 1:
+            cut = [batch, count // batch, width]
+            parts = tape.op("Reshape", [parts, new.shape(cut)], version=OPSET)
+            parts.shape, parts.type = ir.Shape(cut), total.type
+        axis = int(batch > 1)
+        summed = tape.op("ReduceSum", [parts, new.shape([axis])], {"keepdims": 0}, version=OPSET)
         summed.name, summed.type = new.name(f"{total.name}_flat"), total.type
-        summed.shape = ir.Shape(parts.shape.numpy()[1:])
+        summed.shape = ir.Shape([batch, width][1 - axis :])
         node = summed.producer()
         assert node is not None
         added.append(node)
-        shape = list(total.shape.numpy())
-        found[total] = summed if len(shape) == 1 else tape.op("Reshape", [summed, new.shape(shape)], version=OPSET)
+        is_flat = len(shape) == 1 + axis
+        found[total] = summed if is_flat else tape.op("Reshape", [summed, new.shape(shape)], version=OPSET)
     new.model.graph.insert_after(after, tape.nodes)
     finishing.append(added)
     return found

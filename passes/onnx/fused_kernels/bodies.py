@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.opsets import ONNX_DOMAINS
 from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import measuring
-from ort_dynamo.passes.onnx.fused_kernels.group_kernel import Group
+from ort_dynamo.passes.onnx.fused_kernels.group import Group
 from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Kernel, Store
 
 __all__ = ["body_of", "is_in_parts"]

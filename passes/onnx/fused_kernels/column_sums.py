@@ -18,13 +18,20 @@ _PROGRAMS = 512
 _FEW_PROGRAMS = 128
 """Programs where there are few rows: one for each multiprocessor."""
 
+_FEW_ROWS = 512
+"""Rows of an image that one program adds: its bytes take as long as another launch."""
+
 _LEAST, _MOST, _PARTS = 16, 128, 64
 _LEAST_WHOLE = 4
 _MOST_PARTS = 1024
 
 
-def summed_axes(node: ir.Node) -> int | None:
-    """Count the leading axes that a ReduceSum of float32 or float64 adds up; None if it sums other axes, or all."""
+def summed_axes(node: ir.Node) -> range | None:
+    """Return the axes that a ReduceSum of float32 or float64 adds up, one after another; None if the last is one.
+
+    The axes behind are the columns. If there are axes before, such as that of the images of a batch, each of their
+    indices has a sum of its own.
+    """
     if node.op_type != "ReduceSum" or node.domain or len(node.inputs) != 2:
         return None
     x, axes = node.inputs[0], constant_of(node.inputs[1])
@@ -32,10 +39,11 @@ def summed_axes(node: ir.Node) -> int | None:
         return None
     rank = len(x.shape)
     found = sorted(axis % rank for axis in axes) if rank else []
-    return len(found) if found == list(range(len(found))) and len(found) < rank else None
+    along = range(found[0], found[-1] + 1) if found else range(0)
+    return along if found == list(along) and 0 < along.stop < rank else None
 
 
-def parts_of(rows: Size, columns: int, *, whole: bool) -> int:
+def parts_of(rows: Size, columns: int, *, whole: bool, batch: int = 1) -> int:
     """Find the number of parts of the rows, each of which one program sums.
 
     It depends on these arguments alone, so results are the same on every device. A second kernel adds the partial sums.
@@ -46,12 +54,15 @@ def parts_of(rows: Size, columns: int, *, whole: bool) -> int:
         rows: the number of all rows.
         columns: the number of columns.
         whole: whether a program holds whole rows. Otherwise there are programs for each tile of columns, too.
+        batch: how many equal groups of rows have sums of their own; a part is of one of them.
     """
     tiles = 1 if whole else -(-columns // TILE_COLUMNS)
     enough = max(1, _PROGRAMS // tiles)
     if rows.symbols:
         return enough if whole else max(_PARTS, enough)
     count = rows.factor
+    if batch > 1:
+        return batch * _equal_parts(count // batch, max(1, enough // batch))
     if count <= (_LEAST_WHOLE if whole else _MOST):
         return 1
     if whole:
@@ -61,3 +72,13 @@ def parts_of(rows: Size, columns: int, *, whole: bool) -> int:
     least = min(most, _LEAST_WHOLE if whole else _LEAST)
     found = next((part for part in range(most, least - 1, -1) if count % part == 0), most)
     return -(-count // (found if count // found <= _MOST_PARTS else most))
+
+
+def _equal_parts(rows: int, enough: int) -> int:
+    """Return into how many equal parts to cut rows, if so many are enough: the divisor is the nearest that there is."""
+    if rows <= _FEW_ROWS:
+        return 1
+    most = max(2 * _LEAST, rows // enough)
+    below, above = range(min(rows, most), _LEAST - 1, -1), range(most + 1, rows + 1)
+    found = next((part for part in (*below, *above) if rows % part == 0), rows)
+    return rows // found

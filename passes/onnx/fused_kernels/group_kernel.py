@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -12,6 +11,7 @@ from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.analysis.host_values import is_host_number
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import parts_of, summed_axes
+from ort_dynamo.passes.onnx.fused_kernels.group import MOVES, Group
 from ort_dynamo.passes.onnx.fused_kernels.kernel import (
     ColumnSum,
     Counter,
@@ -37,36 +37,13 @@ from ort_dynamo.passes.onnx.fused_kernels.pieces import entries_of, equal_pieces
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, reduced_axes, widest
 from ort_dynamo.passes.onnx.fused_kernels.totals import check_totals
 
-__all__ = ["MOVES", "Group", "kernel_of"]
+__all__ = ["kernel_of"]
 
 Shapes = Callable[[ir.Value], tuple[Size, ...]]
 """The sizes of a value."""
 
 Only = tuple[tuple[int, int], ...]
 """(loop, count): a value is read only at these counts of these loops."""
-
-MOVES = frozenset({
-    "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
-    "Unsqueeze",
-})  # fmt: skip
-"""Operators that compute nothing and whose elements are found by arithmetic of indices; of Gather, with one index."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Nodes that become one kernel.
-
-    Attributes:
-        nodes: in the order of the graph; no path between two of them leads through another node.
-        inputs: values that they read and do not make, without constants that are part of the kernel.
-        outputs: their results that other nodes read.
-        columns: sizes of the axes that its rows have; none where nothing is reduced.
-    """
-
-    nodes: tuple[ir.Node, ...]
-    inputs: tuple[ir.Value, ...]
-    outputs: tuple[ir.Value, ...]
-    columns: tuple[Size, ...]
 
 
 def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
@@ -146,7 +123,10 @@ class _Lowering:
         """Return the sum over the rows of a node's input."""
         step, parts = self._summand(node)
         columns = product(self._loops[-self._columns :])
-        return ColumnSum(step, self._shapes(node.outputs[0]) if parts == 1 else (Size(parts), columns))
+        is_whole = Size(parts) == self._batch_of(node)
+        if not (is_whole or self._in_parts):
+            raise CannotFuseError("a sum over rows has more parts than results")
+        return ColumnSum(step, self._shapes(node.outputs[0]) if is_whole else (Size(parts), columns))
 
     def _summand(self, node: ir.Node) -> tuple[int, int]:
         """Return the step that a node sums over rows, and in how many parts."""
@@ -157,11 +137,29 @@ class _Lowering:
             raise CannotFuseError("the rows of a sum are not the rows of the kernel, or its columns are symbolic")
         every = range(len(self._loops))
         layout = regrouped(self._loops, every, self._shapes(x))
-        if [loop for axis in layout[summed_axes(node) :] for loop in axis] != list(every[-self._columns :]):
+        axes = summed_axes(node)
+        assert axes is not None
+        if [loop for axis in layout[axes.stop :] for loop in axis] != list(every[-self._columns :]):
             raise CannotFuseError("the columns of a sum are not the columns of the kernel")
-        whole = any(reduced_axes(one) is not None for one in self._group.nodes)
-        self._parts = parts_of(rows, columns.factor, whole=whole) if self._in_parts else 1
+        whole, batch = any(reduced_axes(one) is not None for one in self._group.nodes), self._batch()
+        if batch > 1 and rows.symbols:
+            raise CannotFuseError("a sum for each of several groups of rows has a symbolic number of rows")
+        self._parts = parts_of(rows, columns.factor, whole=whole, batch=batch) if self._in_parts else batch
         return self._step(x, layout), self._parts
+
+    def _batch(self) -> int:
+        """Return how many groups of rows have sums of their own."""
+        counts = {self._batch_of(node) for node in self._group.nodes if summed_axes(node) is not None} - {Size()}
+        if len(counts) > 1 or any(one.symbols for one in counts):
+            raise CannotFuseError("two sums over rows are not of the same groups of rows, or their number is symbolic")
+        return max((one.factor for one in counts), default=1)
+
+    def _batch_of(self, node: ir.Node) -> Size:
+        """Return how many results for each column a sum over rows has."""
+        x, axes = node.inputs[0], summed_axes(node)
+        assert x is not None
+        assert axes is not None
+        return product(self._shapes(x)[: axes.start])
 
     def _total(self, node: ir.Node, layout: Layout, only: Only) -> int:
         """Return the step of a sum over rows that other nodes of the group read."""

@@ -14,7 +14,8 @@ from ort_dynamo.passes.onnx.analysis.host_values import host_nodes, is_host_numb
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import shape_sources
-from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
+from ort_dynamo.passes.onnx.fused_kernels.group import MOVES, Group
+from ort_dynamo.passes.onnx.fused_kernels.group_kernel import kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
 from ort_dynamo.passes.onnx.fused_kernels.pieces import share_of
@@ -132,11 +133,11 @@ class _Search:
             values = [
                 v for v in (*node.inputs[: 1 if "Reduce" in node.op_type else None], *node.outputs) if v and v.name
             ]
-        elif (leading := summed_axes(node)) is not None:
+        elif (summed := summed_axes(node)) is not None:
             x = node.inputs[0]
             if x is None or self._sizes.find(x) is None:
                 return False
-            rows, columns = product(self._sizes(x)[:leading]), product(self._sizes(x)[leading:])
+            rows, columns = product(self._sizes(x)[: summed.stop]), product(self._sizes(x)[summed.stop :])
             if columns.symbols or columns.factor < 2 or not rows.factor:
                 return False
             if not self._in_parts and node not in self._finishing:
@@ -179,12 +180,11 @@ class _Search:
         return Size(0) if width.symbols else width
 
     def _space(self, node: ir.Node) -> tuple[Size, tuple[Size, ...]]:
-        axes, leading = reduced_axes(node), summed_axes(node)
-        if axes is None and leading is None:
+        axes, summed, x = reduced_axes(node), summed_axes(node), node.inputs[0]
+        first = axes.start if axes is not None else None if summed is None else summed.stop
+        if first is None or x is None:
             return self._sizes.count(node.outputs[0]), ()
-        x = node.inputs[0]
-        assert x is not None
-        return self._sizes.count(x), self._sizes(x)[leading if axes is None else axes.start :]
+        return self._sizes.count(x), self._sizes(x)[first:]
 
     # -- joining -------------------------------------------------------------------------------------------------------
 

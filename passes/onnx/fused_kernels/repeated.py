@@ -11,12 +11,12 @@ import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import measured, measuring
-from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group
+from ort_dynamo.passes.onnx.fused_kernels.group import MOVES, Group
 from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE
 
 __all__ = ["Shared", "read_by", "repeated"]
 
-_MOST_NODES = 12
+_MOST_NODES = 20
 """Nodes that are recomputed for one input."""
 
 _SIMPLE = MOVES | {

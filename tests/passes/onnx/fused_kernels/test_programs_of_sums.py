@@ -56,6 +56,28 @@ def test_few_rows_are_summed_at_once_in_large_tiles(rows: int) -> None:
     assert only.programs([]) * 1024 <= max(rows * (1 << 16), 16 * (1 << 16)), "a tile has 1,024 elements or more"
 
 
+@pytest.mark.parametrize(
+    ("batch", "positions", "columns"),
+    [(4, 4096, 320), (16, 4096, 128), (2, 65_536, 64), (64, 1024, 320), (1024, 64, 128), (3, 99_856, 96), (8, 4900, 3)],
+)
+def test_images_are_summed_by_many_programs(batch: int, positions: int, columns: int) -> None:
+    text = f"""g (float[{batch},{positions},{columns}] x) => (float[{batch},{columns}] s) <int64[1] one = {{1}}> {{
+      e = Exp(x)
+      s = ReduceSum<keepdims=0>(e, one)
+    }}"""
+    first = fused_ops(fused(text))[0]
+    assert 200 <= first.programs([]) <= 12 * ENOUGH
+
+
+@pytest.mark.parametrize("batch", [2, 3, 64, 1000])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_part_has_rows_of_one_image(batch: int, whole: bool) -> None:
+    for rows in [*range(1, 300), 1369, 4096, 4099, 65_536]:
+        parts = parts_of(Size(batch * rows), 320, whole=whole, batch=batch)
+        assert parts % batch == 0, f"{rows} rows"
+        assert rows % (parts // batch) == 0, f"{rows} rows"
+
+
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("columns", [1, 64, 65, 1000, 50_304])
 def test_no_part_is_empty(columns: int, whole: bool) -> None:

@@ -13,7 +13,8 @@ from test_fuse_kernels import HEADER, assert_fused_alike, fused
 
 from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
-from ort_dynamo.passes.onnx.fused_kernels.group_kernel import Group, kernel_of
+from ort_dynamo.passes.onnx.fused_kernels.group import Group
+from ort_dynamo.passes.onnx.fused_kernels.group_kernel import kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError, regrouped
 from ort_dynamo.passes.onnx.fused_kernels.repeated import read_by
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes

@@ -1,0 +1,128 @@
+"""Sums over the rows of each image of a batch, each a result for every column."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+from generated_graphs import as_numpy, as_torch, inputs_of
+from test_fuse_kernels import HEADER, assert_fused_alike, assert_same, fused, kernel_results, with_kernels
+from triton_interpreter import interpret
+
+from ort_dynamo.graph.fused_op import DOMAIN
+from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels
+from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
+from ort_dynamo.runtime.kernels.kernel_compiler import triton_version
+
+SUMS = """g (bfloat16[N,H,W,C] x, float[C] w) => (float[N,C] each, float[N,1,1,C] squares, float[C] all)
+  <int64[2] inner = {1, 2}, int64[3] outer = {0, 1, 2}> {
+  wide = Cast<to=1>(x)
+  scaled = Mul(wide, w)
+  square = Mul(scaled, scaled)
+  each = ReduceSum<keepdims=0>(scaled, inner)
+  squares = ReduceSum<keepdims=1>(square, inner)
+  all = ReduceSum<keepdims=0>(scaled, outer)
+}"""
+
+
+def sums(n: int, h: int, w: int, c: int) -> onnx.ModelProto:
+    text = SUMS
+    for name, size in zip("NHWC", (n, h, w, c), strict=True):
+        text = text.replace(f"{name},", f"{size},").replace(f"{name}]", f"{size}]")
+    return onnx.parser.parse_model(HEADER + text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernels"),
+    [
+        *(((2, 4, 4, 8), 2), ((3, 5, 7, 40), 2), ((4, 32, 32, 64), 3), ((2, 37, 37, 100), 3), ((2, 1, 4099, 16), 2)),
+        *(((64, 8, 8, 24), 2), ((1, 16, 16, 8), 2), ((5, 2, 1, 128), 2)),
+    ],
+)
+def test_sums_are_of_the_rows_of_each_image(shape: tuple[int, int, int, int], kernels: int) -> None:
+    """One kernel adds up parts; another adds the parts of each image, a third those of all."""
+    plain = sums(*shape)
+    model = fused(plain)
+    inputs = inputs_of(plain, 0, {})
+    assert_fused_alike(plain, model, inputs, 1e-4)
+    assert Counter(node.domain for node in model.graph)[DOMAIN] == kernels
+    if triton_version() is not None:
+        assert_interpreted_alike(model, inputs)
+
+
+def assert_interpreted_alike(model: ir.Model, inputs: Mapping[str, np.ndarray]) -> None:
+    """Compare each fused node by Triton's interpreter with its NumPy form."""
+    kernels, values = fused_kernels(model), with_kernels(model, inputs, body=False, whole=True)
+    for node in ir.to_proto(model).graph.node:
+        if node.domain == DOMAIN:
+            given = [values[name] for name in node.input]
+            op = fused_op(kernels[node.op_type], node.op_type)
+            found = list(map(as_numpy, interpret(op, list(map(as_torch, given)))))
+            right = kernel_results(kernels[node.op_type], given)
+            assert_same(dict(zip(node.output, found, strict=True)), dict(zip(node.output, right, strict=True)), 1e-5)
+
+
+NORM = """g (bfloat16[3,30,28,24] x, float[4,6] w) => (bfloat16[3,30,28,24] y, float[3,4] mean)
+  <int64[5] cut = {3, 30, 28, 4, 6}, int64[4] whole = {3, 30, 28, 24}, int64[5] spread = {3, 1, 1, 4, 1},
+   int64[2] inner = {1, 2}, int64[1] last = {2}, float part = {0.000198412698}, float eps = {0.001}> {
+  wide = Cast<to=1>(x)
+  image = Reshape(wide, cut)
+  each = ReduceSum<keepdims=0>(image, inner)
+  sum = ReduceSum<keepdims=0>(each, last)
+  mean = Mul(sum, part)
+  m = Reshape(mean, spread)
+  less = Sub(image, m)
+  square = Mul(less, less)
+  squares = ReduceSum<keepdims=0>(square, inner)
+  total = ReduceSum<keepdims=0>(squares, last)
+  variance = Mul(total, part)
+  safe = Add(variance, eps)
+  root = Sqrt(safe)
+  d = Reshape(root, spread)
+  scaled = Div(less, d)
+  weighted = Mul(scaled, w)
+  joined = Reshape(weighted, whole)
+  y = Cast<to=16>(joined)
+}"""
+"""A group norm of 3 images in channels_last."""
+
+
+def test_group_norm_reads_the_image_in_three_kernels() -> None:
+    plain = onnx.parser.parse_model(HEADER + NORM)
+    model = fused(plain)
+    assert {node.op_type for node in model.graph if not node.domain} <= {"Reshape"}
+    reading = [node for node in model.graph if any(one is not None and one.name == "x" for one in node.inputs)]
+    assert len(reading) == 3
+    inputs = inputs_of(plain, 0, {})
+    assert_fused_alike(plain, model, inputs, 2e-2)
+    if triton_version() is not None:
+        assert_interpreted_alike(model, inputs)
+
+
+def test_sums_of_other_groups_are_other_kernels() -> None:
+    text = """g (float[4,6,8,32] x) => (float[4,8,32] a, float[4,6,32] b, float[4,32] c)
+      <int64[1] one = {1}, int64[1] two = {2}, int64[2] both = {1, 2}> {
+      e = Exp(x)
+      a = ReduceSum<keepdims=0>(e, one)
+      b = ReduceSum<keepdims=0>(e, two)
+      c = ReduceSum<keepdims=0>(e, both)
+    }"""
+    plain = onnx.parser.parse_model(HEADER + text)
+    assert_fused_alike(plain, fused(plain), inputs_of(plain, 0, {}), 1e-5)
+
+
+def test_sums_of_a_symbolic_batch_stay_nodes() -> None:
+    text = """g (float[N,6,32] x) => (float[N,32] a, float[N,6,32] e) <int64[1] one = {1}> {
+      n = Neg(x)
+      e = Exp(n)
+      a = ReduceSum<keepdims=0>(e, one)
+    }"""
+    plain = onnx.parser.parse_model(HEADER + text)
+    model = fused(plain)
+    assert [node.op_type for node in model.graph if not node.domain] == ["ReduceSum"]
+    assert_fused_alike(plain, model, inputs_of(plain, 0, {"N": 5}), 1e-5)

@@ -17,12 +17,13 @@ from ort_dynamo.passes.fx.analysis.saved_tensors import (
     can_recompute,
     is_number,
     is_tensor,
+    must_recompute,
     tag,
 )
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import is_view
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten
 
 __all__ = ["RecomputePointwise"]
 
@@ -121,7 +122,7 @@ class _Search:
             making, nbytes = self._cheapest(node), bytes_of(node.meta["val"])[0]
             if making.nbytes < nbytes or (is_no_more(making.nbytes, nbytes) and self._saves_a_write(made, making)):
                 self._kept = self._kept - {storage} | making.read.keys()
-                yield from {*making.repeated, *made}
+                yield from filter(can_recompute, {*making.repeated, *made})
 
     def signs(self) -> Iterator[_Sign]:
         """Yield the gradients of ReLUs whose readers read the tensor that makes the operand."""
@@ -138,7 +139,7 @@ class _Search:
             large = {storage: size for storage, size in read.items() if size > nbytes // FEW}
             is_one = len(large) == 1 and is_no_more(sum(read.values()), sum(large.values()))
             if is_one and self._are_read_together(node, large.keys()):
-                yield _Sign(node, operand, frozenset(repeated))
+                yield _Sign(node, operand, frozenset(filter(can_recompute, repeated)))
 
     def _are_read_together(self, gradient: Node, storages: Set[int]) -> bool:
         """Check whether a kernel of the backward that reads a gradient reads one of some allocations as well."""
@@ -180,10 +181,15 @@ class _Search:
         return known[node]
 
     def _behind(self, node: Node) -> list[Node]:
-        """Return the values that make a value, as far as they may be recomputed, and it itself last."""
+        """Return the values that make a value, as far as they may be recomputed, and it itself last.
+
+        If they are too many, the largest are among them.
+        """
         found, left = {node}, [node]
         while left and len(found) <= _MOST_NODES:
-            for source in left.pop().all_input_nodes:
+            largest = max(left, key=lambda one: bytes_of(one.meta["val"])[0])
+            left.remove(largest)
+            for source in largest.all_input_nodes:
                 if source not in found and self._is_repeated(source):
                     found.add(source)
                     left.append(source)
@@ -203,11 +209,12 @@ class _Search:
     def _is_repeated(self, source: Node) -> bool:
         return (
             is_tensor(source)
+            and isinstance(source.target, OpOverload)  # not a result of several, which its maker would make again
             and self._joint.is_forward(source)
             and storage_of(source) not in self._kept
             and storage_of(source) not in self._joint.inputs_read_by_backward
             and (is_pointwise(source) or is_view(source))
-            and can_recompute(source)
+            and (can_recompute(source) or must_recompute(source))
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from joint_graphs import weight
 from run_twice import run_twice
 from torch import Tensor
@@ -50,9 +51,16 @@ def test_the_operand_decides_if_the_backward_reads_the_image_anyway(joint_graph:
         lambda x, w, v, b: (torch.relu(x @ w + b) @ v).sum(),
         lambda x, w, v, b: (torch.relu(normalized(x @ w, b, b) + x.square()) @ v).sum(),
         lambda x, w, v, b: (y := normalized(x @ w, b, b), (torch.relu(y) @ v).sum()),
-        lambda x, w, v, b: (torch.nn.functional.threshold(normalized(x @ w, b, b), 0.5, 0.5) @ v).sum(),
+        lambda x, w, v, b: (torch.relu(F.layer_norm(x, (64,)) + (z := x @ w) * z) @ v).sum(),
+        lambda x, w, v, b: (F.threshold(normalized(x @ w, b, b), 0.5, 0.5) @ v).sum(),
     ],
-    ids=["a matmul's result, which is not saved", "a second image", "an operand that is returned", "a threshold"],
+    ids=[
+        "a matmul's result, which is not saved",
+        "a second image",
+        "an operand that is returned",
+        "a result of several",
+        "a threshold",
+    ],
 )
 def test_other_gradients_read_the_same(function: Callable[..., Tensor], joint_graph: Capture) -> None:
     gm = joint_graph(function, weight(512, 64), weight(64, 64), weight(64, 8), weight(64))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -182,6 +183,50 @@ def _whole(name: str, whole: Callable[[], Workload], scale: Scale) -> Workload:
     return build_conv_net(name, "tiny") if scale == "tiny" else whole()
 
 
+class _Residual(nn.Module):
+    """Two convolutions, each behind a group norm and a SiLU; the embedded time is added between them."""
+
+    def __init__(self, before: int, after: int, time: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.GroupNorm(before // 4, before), nn.GroupNorm(after // 4, after)])
+        self.first, self.second = nn.Conv2d(before, after, 3, padding=1), nn.Conv2d(after, after, 3, padding=1)
+        self.time, self.shortcut = nn.Linear(time, after), nn.Conv2d(before, after, 1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        y = self.first(functional.silu(self.norms[0](x))) + self.time(time)[:, :, None, None]
+        return self.shortcut(x) + self.second(functional.silu(self.norms[1](y)))
+
+
+class _Denoiser(nn.Module):
+    """A UNet as diffusion models have it, which predicts the noise of an image."""
+
+    def __init__(self, widths: tuple[int, ...], time: int) -> None:
+        super().__init__()
+        self.inward = nn.Conv2d(3, widths[0], 3, padding=1)
+        pairs = [*pairwise(widths)]
+        self.down = nn.ModuleList([_Residual(before, after, time) for before, after in pairs])
+        self.middle = _Residual(widths[-1], widths[-1], time)
+        self.up = nn.ModuleList([_Residual(2 * after, before, time) for before, after in reversed(pairs)])
+        self.norm, self.outward = nn.GroupNorm(widths[0] // 4, widths[0]), nn.Conv2d(widths[0], 3, 3, padding=1)
+
+    def forward(self, noise: Tensor, images: Tensor, time: Tensor) -> Tensor:
+        x, left = self.inward(images + noise), []
+        for layer in self.down:
+            x = layer(x, time)
+            left.append(x)
+            x = functional.avg_pool2d(x, 2)
+        x = self.middle(x, time)
+        for layer in self.up:
+            x = layer(torch.cat([functional.interpolate(x, scale_factor=2.0), left.pop()], 1), time)
+        return functional.mse_loss(self.outward(functional.silu(self.norm(x))), noise)
+
+
+def _denoiser(scale: Scale) -> Workload:
+    widths, time, rows, side = ((8, 8, 16), 8, 2, 16) if scale == "tiny" else ((128, 128, 256, 256), 512, 32, 64)
+    noise, images = torch.randn(2, rows, 3, side, side)
+    return Workload(_Denoiser(widths, time), (noise, images, torch.randn(rows, time)))
+
+
 class _Perceptron(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -222,6 +267,7 @@ COUNTED: dict[str, Callable[[Scale], Workload]] = {
     "vit, 24 layers": _vit,
     "convnext, 224²": partial(_whole, "convnext", whole_convnext),
     "unet, 256²": partial(_whole, "unet", whole_unet),
+    "denoiser, 64²": _denoiser,
 }
 """Models that `cuda_floor.py` counts beside these, without a device."""
 

@@ -90,16 +90,20 @@ def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., A
 
 @contextmanager
 def autocast(dtype: torch.dtype) -> Iterator[None]:
-    """Autocast of the CPU, with layer norms in float32 as autocast of CUDA has them: a mix has no kernel there."""
+    """Autocast of the CPU, with layer norms and group norms in float32 as autocast of CUDA has them."""
     if dtype == torch.float32:
         yield
         return
 
-    def forward(self: torch.nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
+    def layer(self: torch.nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x.float(), self.normalized_shape, self.weight, self.bias, self.eps)
 
+    def group(self: torch.nn.GroupNorm, x: torch.Tensor) -> torch.Tensor:
+        return F.group_norm(x.float(), self.num_groups, self.weight, self.bias, self.eps)
+
     with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", dtype):
-        patch.setattr(torch.nn.LayerNorm, "forward", forward)
+        patch.setattr(torch.nn.LayerNorm, "forward", layer)  # a mix has no kernel there
+        patch.setattr(torch.nn.GroupNorm, "forward", group)
         yield
 
 

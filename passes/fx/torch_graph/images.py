@@ -121,7 +121,7 @@ def is_of_channels(node: Node) -> bool:
 
 
 def is_normalized(fake: torch.Tensor) -> bool:
-    """Check whether a batch norm of an image becomes sums: it has several channels and positions."""
+    """Check whether a normalization of an image becomes sums: it has several channels and positions."""
     return is_known(fake) and fake.shape[1] > 1 and known_true(math.prod((fake.shape[0], *fake.shape[2:])) > 1)
 
 

@@ -15,7 +15,6 @@ from ort_dynamo.graph.marks import CHANNELS_LAST, CHOSEN
 from ort_dynamo.passes.fx.analysis.fake_values import add_call, propagate
 from ort_dynamo.passes.fx.analysis.fused_readers import is_pointwise
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
-from ort_dynamo.passes.fx.torch_graph.batch_norm_sums import FORWARD, GRADIENTS, gradients_of, normalized
 from ort_dynamo.passes.fx.torch_graph.image_nodes import ImageNodes
 from ort_dynamo.passes.fx.torch_graph.images import (
     CAST_ARGUMENTS,
@@ -31,6 +30,17 @@ from ort_dynamo.passes.fx.torch_graph.images import (
     viewed,
 )
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose
+from ort_dynamo.passes.fx.torch_graph.normalization_sums import (
+    FORWARD,
+    GRADIENTS,
+    GROUP_NORM,
+    GROUP_NORM_GRADIENT,
+    Normalized,
+    gradients_of,
+    group_gradients_of,
+    group_normalized,
+    normalized,
+)
 from ort_dynamo.torch_internals.kernels.kernel_layouts import CONVOLUTIONS
 from ort_dynamo.torch_internals.kernels.operators import aten
 from ort_dynamo.torch_internals.sizes.symbols import known_equal
@@ -47,9 +57,9 @@ class PermuteImages(PassBase):
 
     The graph gets explicit permutations. The result of a convolution is permuted to (rows, height, width, channels),
     which is a view. The next operators compute such contiguous tensors, and the next convolution reads the inverse
-    permutation. Values do not change, whatever layout the tensors get. A batch norm in training mode becomes sums over
-    positions and arithmetic (`batch_norm_sums.py`), for fused kernels. An operator without a channels_last form reads a
-    contiguous copy.
+    permutation. Values do not change, whatever layout the tensors get. A batch norm in training mode, or a group norm
+    of a static batch, becomes sums over positions and arithmetic (`normalization_sums.py`), for fused kernels. An
+    operator without a channels_last form reads a contiguous copy.
 
     The pass handles half dtypes, float32 if cuDNN may use TF32, and static sizes, except for the batch.
     """
@@ -205,23 +215,37 @@ class _Images(ImageNodes):
         return self._permuted(node, reader)
 
     def _normalize(self, node: Node) -> bool:
-        if node.target in FORWARD:
+        if node.target in FORWARD or node.target is GROUP_NORM:
             return self._normalized(node)
-        return node.target in GRADIENTS and self._gradients(node)
+        return (node.target in GRADIENTS or node.target is GROUP_NORM_GRADIENT) and self._gradients(node)
 
     def _normalized(self, node: Node) -> bool:
-        places = FORWARD[node.target]  # type: ignore[index]
         image: Any = node.args[0]
-        trains = places.trains is None or node.args[places.trains]
-        if not trains or not is_normalized(image.meta["val"]) or not isinstance(node.args[places.momentum], float):
+        if image not in self._inner or not is_normalized(image.meta["val"]):
             return False
+        if node.target is GROUP_NORM:
+            if isinstance(image.meta["val"].shape[0], torch.SymInt):
+                return False
+            self._take(node, group_normalized(node, self._dense(image, node), origin(node)), None)
+            return True
+        places = FORWARD[node.target]  # type: ignore[index]
+        trains = places.trains is None or node.args[places.trains]
+        if not trains or not isinstance(node.args[places.momentum], float):
+            return False
+        self._take(node, normalized(node, self._dense(image, node), origin(node)), places.new)
+        return True
+
+    def _dense(self, image: Node, reader: Node) -> Node:
+        """Return the inner node of an image, contiguous."""
         inner = self._inner[image]
-        if not has_strides(inner.meta["val"], range(inner.meta["val"].dim())):
-            inner = self._contiguous(inner, node)
-        found = normalized(node, inner, origin(node))
+        is_dense = has_strides(inner.meta["val"], range(inner.meta["val"].dim()))
+        return inner if is_dense else self._contiguous(inner, reader)
+
+    def _take(self, node: Node, found: Normalized, new: int | None) -> None:
+        """Have readers of a normalization's results read others; `new` is the index of the running mean."""
         results: dict[int, Node] = {1: found.mean, 2: found.deviation}
-        if places.new is not None and found.running is not None:
-            results |= {places.new: found.running[0], places.new + 1: found.running[1]}
+        if new is not None and found.running is not None:
+            results |= {new: found.running[0], new + 1: found.running[1]}
         for item in tuple(node.users):
             index: Any = item.args[1]
             if index == 0:
@@ -233,16 +257,20 @@ class _Images(ImageNodes):
                 empty = self._add(node, aten.full.default, [0], 0, dtype=value.dtype, device=value.device)
                 self._replace(item, empty)  # memory of cuDNN's, which nothing else reads
         self._gone.add(node)
-        return True
 
     def _gradients(self, node: Node) -> bool:
         args: Any = node.args
         gradient, image = args[:2]
-        if not node.args[7] or not is_normalized(image.meta["val"]) or None in node.args[5:7]:
+        is_grouped = node.target is GROUP_NORM_GRADIENT
+        statistics = args[2:4] if is_grouped else args[5:7]
+        if not is_normalized(image.meta["val"]) or None in statistics:
             return False
-        mean, deviation = (self._wide.get(one, one) for one in args[5:7])
+        if isinstance(image.meta["val"].shape[0], torch.SymInt) if is_grouped else not args[7]:
+            return False
+        mean, deviation = (self._wide.get(one, one) for one in statistics)
         gradient, image = (self._permuted(one, node) for one in (gradient, image))
-        found = gradients_of(node, gradient, image, mean, deviation, origin(node))
+        make = group_gradients_of if is_grouped else gradients_of
+        found = make(node, gradient, image, mean, deviation, origin(node))
         for item in tuple(node.users):
             index: Any = item.args[1]
             result = found[index]

@@ -1,7 +1,7 @@
-"""Batch normalization of channels_last images in training, as sums over positions and arithmetic.
+"""Batch normalization in training, and group normalization, of channels_last images as sums and arithmetic.
 
-Fused kernels compute sums over rows and arithmetic. The mean and the variance of a channel are computed in one pass
-over the image, after subtracting a shift s from its elements:
+Fused kernels compute sums over rows and arithmetic. A batch normalization computes mean and variance of a channel in
+one pass over the image, after subtracting a shift s from its elements:
 
     mean = s + sum(x - s) / n
     variance = sum((x - s)^2) / n - (mean - s)^2
@@ -10,6 +10,9 @@ With s = 0 the difference of the last line cancels all digits if the mean is muc
 Golub and LeVeque, "Algorithms for computing the sample variance", 1983, equation 1.5). Here s is the mean of k
 elements of the channel in the first image. So (mean - s)^2 is at most n / k variances, and about 1 / k for random
 data.
+
+A group normalization takes two passes: it computes the variance from the differences from the mean. Each image has a
+sum for each channel, and these are added for each group.
 """
 
 from __future__ import annotations
@@ -26,7 +29,18 @@ from ort_dynamo.passes.fx.analysis.fake_values import add_call
 from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, present
 
-__all__ = ["FORWARD", "GRADIENTS", "Gradients", "Normalized", "gradients_of", "normalized"]
+__all__ = [
+    "FORWARD",
+    "GRADIENTS",
+    "GROUP_NORM",
+    "GROUP_NORM_GRADIENT",
+    "Gradients",
+    "Normalized",
+    "gradients_of",
+    "group_gradients_of",
+    "group_normalized",
+    "normalized",
+]
 
 _HALF = (torch.bfloat16, torch.float16)
 _SHIFT_ROWS = 128
@@ -38,8 +52,8 @@ class Normalized(NamedTuple):
 
     Attributes:
         image: the normalized image in channels_last, in the image's dtype.
-        mean: the mean of each channel, shape (channels,), in float32, or float64 for a float64 image. The next three
-            have the same shape and dtype.
+        mean: the mean of each channel, shape (channels,), or of each image's groups, shape (images, groups); in
+            float32, or float64 for a float64 image. The next three have the same shape and dtype.
         deviation: one over the deviation, with eps.
         running: the new running mean and variance; None without running statistics.
     """
@@ -47,7 +61,7 @@ class Normalized(NamedTuple):
     image: Node
     mean: Node
     deviation: Node
-    running: tuple[Node, Node] | None
+    running: tuple[Node, Node] | None = None
 
 
 class Gradients(NamedTuple):
@@ -93,6 +107,13 @@ GRADIENTS: frozenset[OpOverload] = frozenset(
     present(dict.fromkeys((aten.native_batch_norm_backward.default, aten.batch_norm_backward.default)))
 )
 """Its gradients: (gradient, image, weight, running mean, running variance, mean, deviation, trains, eps, wanted, …)."""
+
+
+GROUP_NORM = aten.native_group_norm.default
+"""A group normalization: (image, weight, bias, images, channels, positions, groups, eps)."""
+
+GROUP_NORM_GRADIENT = aten.native_group_norm_backward.default
+"""Its gradient: (gradient, image, mean, deviation, weight, images, channels, positions, groups, wanted)."""
 
 
 class _Builder:
@@ -217,6 +238,113 @@ def gradients_of(
         of_image = add.to(left, fake.dtype)
     dtype = wide if weight is None else weight.meta["val"].dtype  # type: ignore[union-attr]
     return Gradients(of_image, add.to(along, dtype) if given[1] else None, add.to(total, dtype) if given[2] else None)
+
+
+def group_normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
+    """Add a group normalization, where the graph inserts.
+
+    Args:
+        node: calls GROUP_NORM.
+        image: the image to normalize, channels last, contiguous and of static sizes.
+        meta: the metadata of the calls.
+    """
+    _, weight, bias, *_, eps = node.args
+    groups = _Groups(node, image, node.args[6], meta)
+    add, wide = groups.add, groups.wide
+    x = groups.cut(add.to(image, wide))
+    mean = groups.mean(groups.each(x))
+    less = add(aten.sub.Tensor, x, groups.spread(mean))
+    variance = groups.mean(groups.each(add(aten.mul.Tensor, less, less)))
+    deviation = add(aten.rsqrt.default, add(aten.add.Tensor, variance, eps))
+    result = add(aten.mul.Tensor, less, groups.spread(deviation))
+    for target, operand in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+        result = result if operand is None else add(target, result, groups.of_channels(operand))
+    return Normalized(add.to(groups.joined(result), image.meta["val"].dtype), mean, deviation)
+
+
+def group_gradients_of(
+    node: Node, gradient: Node, image: Node, mean: Node, deviation: Node, meta: Mapping[str, Any]
+) -> Gradients:
+    """Add the gradients of a group normalization at the graph's insertion point.
+
+    With y = (x - mean) * deviation * weight + bias and the normalized image s = (x - mean) * deviation, the gradient of
+    x is deviation * (g * weight - mean of (g * weight) - s * mean of (g * weight * s)), with means over each group.
+
+    Args:
+        node: a call of GROUP_NORM_GRADIENT.
+        gradient: the gradient of the normalized image, in channels_last.
+        image: the image in channels_last, of static sizes.
+        mean: the mean of each group, shape (images, groups).
+        deviation: one over the deviation, with eps, of the same shape.
+        meta: the metadata of the calls.
+    """
+    weight, wanted = node.args[4], node.args[9]
+    groups = _Groups(node, image, node.args[8], meta)
+    add, wide = groups.add, groups.wide
+    mean, deviation = (groups.spread(add.to(one, wide)) for one in (mean, deviation))
+    g, x = (groups.cut(add.to(one, wide)) for one in (gradient, image))
+    scaled = add(aten.mul.Tensor, add(aten.sub.Tensor, x, mean), deviation)
+    total, along = groups.each(g), groups.each(add(aten.mul.Tensor, g, scaled))
+    given: Sequence[Any] = wanted  # type: ignore[assignment]
+    of_image = None
+    if given[0]:
+        weighted = [total, along]
+        if weight is not None:
+            scale = groups.of_channels(weight)
+            g, *weighted = (add(aten.mul.Tensor, one, scale) for one in (g, *weighted))
+        first, second = (groups.spread(groups.mean(one)) for one in weighted)
+        left = add(aten.sub.Tensor, add(aten.sub.Tensor, g, first), add(aten.mul.Tensor, scaled, second))
+        of_image = add.to(groups.joined(add(aten.mul.Tensor, left, deviation)), image.meta["val"].dtype)
+    dtype = wide if weight is None else weight.meta["val"].dtype  # type: ignore[union-attr]
+    of_weight, of_bias = (add.to(groups.of_all_images(one), dtype) for one in (along, total))
+    return Gradients(of_image, of_weight if given[1] else None, of_bias if given[2] else None)
+
+
+class _Groups:
+    """Adds views of an image whose channels are cut into groups, and sums of the groups.
+
+    Attributes:
+        add: adds calls.
+        wide: the dtype of the arithmetic.
+    """
+
+    def __init__(self, node: Node, image: Node, groups: Any, meta: Mapping[str, Any]) -> None:
+        self.add = _Builder(node, meta)
+        self._shape = list(image.meta["val"].shape)
+        self.wide = _wide(image.meta["val"].dtype)
+        self._images, *self._positions, channels = self._shape
+        self._groups = [groups, channels // groups]
+
+    def cut(self, image: Node) -> Node:
+        """Return a view of an image: (images, positions …, groups, channels of a group)."""
+        return self.add(aten.view.default, image, [*self._shape[:-1], *self._groups])
+
+    def joined(self, image: Node) -> Node:
+        """Return a cut image as it was."""
+        return self.add(aten.view.default, image, self._shape)
+
+    def of_channels(self, value: Any) -> Node:
+        """Return a view of a weight or bias that fits a cut image."""
+        return self.add(aten.view.default, self.add.to(value, self.wide), self._groups)
+
+    def each(self, image: Node) -> Node:
+        """Sum a cut image over its positions: (images, groups, channels of a group)."""
+        return self.add(aten.sum.dim_IntList, image, [*range(1, 1 + len(self._positions))])
+
+    def of_all_images(self, sums: Node) -> Node:
+        """Add the sums of all images: (channels,)."""
+        return self.add(aten.view.default, self.add(aten.sum.dim_IntList, sums, [0]), [math.prod(self._groups)])
+
+    def mean(self, sums: Node) -> Node:
+        """Return the mean of each group from the sums of its channels: (images, groups)."""
+        groups, width = self._groups
+        is_one = width == 1
+        total = (aten.view.default, [self._images, groups]) if is_one else (aten.sum.dim_IntList, [2])
+        return self.add(aten.mul.Tensor, self.add(total[0], sums, total[1]), 1 / math.prod((width, *self._positions)))
+
+    def spread(self, value: Node) -> Node:
+        """Return a view of a number of each group that fits a cut image."""
+        return self.add(aten.view.default, value, [self._images, *(1 for _ in self._positions), self._groups[0], 1])
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

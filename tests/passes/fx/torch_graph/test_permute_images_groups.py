@@ -1,0 +1,137 @@
+"""Group norms between convolutions become sums for each image and arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from image_graphs import CHOSEN, CLOSE, IN_TORCH, PADDED, W, X, assert_permuted, convolution, random, traced
+from run_twice import run_twice
+from torch import Tensor
+
+from ort_dynamo.passes.fx.torch_graph.permute_images import PermuteImages
+from ort_dynamo.testing import TOLERANCES, assert_close
+from ort_dynamo.torch_internals.kernels.operators import aten
+
+NORMS = (aten.native_group_norm.default, aten.native_group_norm_backward.default)
+
+
+def test_a_group_norm_becomes_sums_and_arithmetic() -> None:
+    def function(x: Tensor, w: Tensor, scale: Tensor) -> Any:
+        return aten.native_group_norm(convolution(x, w), scale, None, 2, 8, 64, 4, 1e-5)
+
+    assert_permuted(
+        function,
+        (X, W, random(8)),
+        f"""
+        x_1: f32[2, 4, 8, 8]
+        w_1: f32[8, 4, 3, 3]
+        scale_1: f32[8]
+        convolution = aten.convolution.default(x_1, w_1, {PADDED})  # f32[2, 8, 8, 8]
+        native_group_norm = aten.native_group_norm.default(convolution, scale_1, None, 2, 8, 64, 4, 1e-05)
+        getitem = native_group_norm[0]  # f32[2, 8, 8, 8]
+        getitem_1 = native_group_norm[1]  # f32[2, 4]
+        getitem_2 = native_group_norm[2]  # f32[2, 4]
+        return (getitem, getitem_1, getitem_2)
+        """,
+        f"""
+        x_1: f32[2, 4, 8, 8]
+        w_1: f32[8, 4, 3, 3]
+        scale_1: f32[8]
+        permute = aten.permute.default(x_1, [0, 2, 3, 1])  # f32[2, 8, 8, 4] strides (256, 8, 1, 64)
+        clone = aten.clone.default(permute, memory_format=torch.contiguous_format)  # f32[2, 8, 8, 4]
+        permute_1 = aten.permute.default(clone, [0, 3, 1, 2])  # f32[2, 4, 8, 8] channels_last
+        clone_1 = aten.clone.default(w_1, memory_format=torch.channels_last)  # f32[8, 4, 3, 3] channels_last | {CHOSEN}
+        convolution = aten.convolution.default(permute_1, clone_1, {PADDED})
+            # f32[2, 8, 8, 8] channels_last | {IN_TORCH}
+        permute_2 = aten.permute.default(convolution, [0, 2, 3, 1])  # f32[2, 8, 8, 8]
+        view = aten.view.default(permute_2, [2, 8, 8, 4, 2])  # f32[2, 8, 8, 4, 2]
+        sum = aten.sum.dim_IntList(view, [1, 2])  # f32[2, 4, 2]
+        sum_1 = aten.sum.dim_IntList(sum, [2])  # f32[2, 4]
+        mul = aten.mul.Tensor(sum_1, 0.0078125)  # f32[2, 4]
+        view_1 = aten.view.default(mul, [2, 1, 1, 4, 1])  # f32[2, 1, 1, 4, 1]
+        sub = aten.sub.Tensor(view, view_1)  # f32[2, 8, 8, 4, 2]
+        mul_1 = aten.mul.Tensor(sub, sub)  # f32[2, 8, 8, 4, 2]
+        sum_2 = aten.sum.dim_IntList(mul_1, [1, 2])  # f32[2, 4, 2]
+        sum_3 = aten.sum.dim_IntList(sum_2, [2])  # f32[2, 4]
+        mul_2 = aten.mul.Tensor(sum_3, 0.0078125)  # f32[2, 4]
+        add = aten.add.Tensor(mul_2, 1e-05)  # f32[2, 4]
+        rsqrt = aten.rsqrt.default(add)  # f32[2, 4]
+        view_2 = aten.view.default(rsqrt, [2, 1, 1, 4, 1])  # f32[2, 1, 1, 4, 1]
+        mul_3 = aten.mul.Tensor(sub, view_2)  # f32[2, 8, 8, 4, 2]
+        view_3 = aten.view.default(scale_1, [4, 2])  # f32[4, 2]
+        mul_4 = aten.mul.Tensor(mul_3, view_3)  # f32[2, 8, 8, 4, 2]
+        view_4 = aten.view.default(mul_4, [2, 8, 8, 8])  # f32[2, 8, 8, 8]
+        permute_3 = aten.permute.default(view_4, [0, 3, 1, 2])  # f32[2, 8, 8, 8] channels_last
+        clone_2 = aten.clone.default(permute_3, memory_format=torch.contiguous_format)  # f32[2, 8, 8, 8]
+        return (clone_2, mul, rsqrt)
+        """,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("wanted", [[True, True, True], [True, False, False], [False, True, True]])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_its_gradients_are_torchs(dtype: torch.dtype, groups: int, wanted: list[bool], scaled: bool) -> None:
+    def function(x: Tensor, w: Tensor, scale: Tensor, gradient: Tensor) -> Any:
+        x, weight = convolution(x, w), scale if scaled else None
+        result, mean, deviation = aten.native_group_norm(x, weight, None, 2, 8, 64, groups, 1e-5)
+        given = (
+            gradient,
+            x,
+            mean,
+            deviation,
+            weight,
+            2,
+            8,
+            64,
+            groups,
+            [one and (scaled or n == 0) for n, one in enumerate(wanted)],
+        )
+        gradients = aten.native_group_norm_backward(*given)
+        return result, *(one for one, is_wanted in zip(gradients, given[-1], strict=True) if is_wanted)
+
+    given = [one.to(dtype) for one in (X, W, random(8), random(2, 8, 8, 8))]
+    gm = traced(function, *given)
+    gm.graph.eliminate_dead_code()  # gradients that are None
+    assert run_twice(PermuteImages(), gm)
+    assert not any(gm.graph.find_nodes(op="call_function", target=target) for target in NORMS)
+    double = function(*(one.double() for one in given))
+    for after, right in zip(gm(*given), double, strict=True):
+        assert after.dtype == dtype
+        tolerance = CLOSE if dtype == torch.float32 else TOLERANCES[dtype]
+        assert_close(after, right.to(dtype), "result", tolerance)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_its_variance_is_as_exact_as_torchs(offset: float) -> None:
+    """The mean lies far from 0, and one image elsewhere than the others."""
+    x = random(4, 4, 16, 16) + offset
+    x[0] += 10
+
+    def function(x: Tensor, w: Tensor) -> Any:
+        return aten.native_group_norm(convolution(x, w), None, None, 4, 4, 256, 2, 1e-5)
+
+    given = x, torch.eye(4)[:, :, None, None]
+    gm = traced(function, *given)
+    eager = gm(*given)[2]
+    run_twice(PermuteImages(), gm)
+    exact = (x.double().view(4, 2, -1).var(2, correction=0) + 1e-5).rsqrt()
+    error, own = ((one.double() - exact).abs().max() / exact.abs().max() for one in (gm(*given)[2], eager))
+    assert error <= max(2 * own, 4e-6)
+
+
+def test_a_group_norm_of_a_symbolic_batch_or_of_rows_is_left_alone() -> None:
+    def rows(x: Tensor, w: Tensor) -> Any:
+        image = convolution(x, w)
+        return aten.native_group_norm(image.flatten(2).sum(2)[:, :, None], None, None, x.shape[0], 8, 1, 2, 1e-5)
+
+    def images(x: Tensor, w: Tensor) -> Any:
+        return aten.native_group_norm(convolution(x, w), None, None, x.shape[0], 8, 64, 2, 1e-5)
+
+    for function, mode in ((rows, "fake"), (images, "symbolic")):
+        gm = traced(function, X, W, mode=mode)
+        run_twice(PermuteImages(), gm)
+        assert gm.graph.find_nodes(op="call_function", target=NORMS[0])

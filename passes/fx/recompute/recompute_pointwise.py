@@ -152,7 +152,9 @@ class _Search:
                 reads = (one in from_storages or (is_tensor(one) and storage_of(one) in storages) for one in sources)
                 if any(reads):
                     from_storages.add(node)
-        return bool(from_gradient & from_storages)
+                    if node in from_gradient:
+                        return True
+        return False
 
     def _saves_a_write(self, made: Sequence[Node], making: _Making) -> bool:
         """Check whether recomputing a value saves the forward a write.

@@ -40,6 +40,10 @@ def late(graph: Graph, placements: Mapping[Node, Placement], levels: Mapping[Nod
     for node in reversed(graph.nodes):
         if node in free and node.users and all(places.get(user) is Place.LOWERED for user in node.users):
             found[node] = max(found[node], min(found[user] for user in node.users))
+    for node in free:
+        made = [one for one in node.all_input_nodes if one in free]
+        if any(found[one] < found[node] and _nbytes(one) > _nbytes(node) for one in made):
+            found[node] = max(found[one] for one in made)  # an earlier island reads the larger value
     return found
 
 
@@ -47,7 +51,11 @@ def _may_move(node: Node, place: Place, sources: Iterable[Node]) -> bool:
     if place is not Place.LOWERED or not is_tensor(node) or node.target is operator.getitem:
         return False
     read = (one for one in sources if is_tensor(one) and not _is_held(one))
-    return is_no_more(sum(bytes_of(one.meta["val"])[0] for one in read), than=bytes_of(node.meta["val"])[0])
+    return is_no_more(sum(map(_nbytes, read)), than=_nbytes(node))
+
+
+def _nbytes(node: Node) -> int:
+    return bytes_of(node.meta["val"])[0]
 
 
 def _is_held(source: Node) -> bool:

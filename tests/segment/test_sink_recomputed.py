@@ -72,6 +72,17 @@ def test_a_chain_through_wider_values_sinks() -> None:
     assert calls(wide, "island_0") == ["exp"]
 
 
+def test_a_value_stays_where_an_earlier_island_reads_a_larger_one() -> None:
+    def function(x: Tensor, grad: Tensor) -> Tensor:
+        wide = x.float().exp()
+        return (grad * wide).sin() * wide.bfloat16()
+
+    segmented = cut(function, X.bfloat16(), GRAD)
+    assert calls(segmented, "island_0") == ["exp"]
+    (read,) = (n for n in segmented.gm.graph.nodes if n.op == "call_module" and n.target == "island_1")
+    assert torch.bfloat16 in {one.meta["val"].dtype for one in read.all_input_nodes}
+
+
 def test_tensors_that_torch_reads_outputs_and_reductions_stay() -> None:
     assert calls(cut(lambda x, g: (g * 2).sin() * x.exp().sin(), X, GRAD), "island_0") == ["exp"]
     assert calls(cut(lambda x, g: ((g * 2).sin() * (y := x.exp()), y), X, GRAD), "island_0") == ["exp"]

@@ -89,7 +89,11 @@ class ImageNodes:
         """Return the inner node of an operand with all axes of an image; the operand may be in another layout."""
         if node in self._inner:
             return self._inner[node]
-        return self._add(reader, aten.permute.default, node, [*channels_last(node.meta["val"].dim())])
+        fake = node.meta["val"]
+        order = channels_last(fake.dim())
+        if fake.dim() > 2 and list(fake.shape[2:]) == [1] * (fake.dim() - 2) and _is_dense(fake):
+            return self._add(reader, aten.view.default, node, [fake.shape[axis] for axis in order])
+        return self._add(reader, aten.permute.default, node, [*order])
 
     def _contiguous(self, node: Node, reader: Node) -> Node:
         return self._add(reader, aten.clone.default, node, memory_format=torch.contiguous_format)
@@ -159,3 +163,7 @@ class ImageNodes:
         propagate([node])
         if node.meta["val"] is not before:
             self._moved[node] = before
+
+
+def _is_dense(fake: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for size in fake.shape) and has_strides(fake, range(fake.dim()))

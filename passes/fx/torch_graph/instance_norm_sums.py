@@ -1,4 +1,4 @@
-"""Instance normalizations as sums over positions and arithmetic, which compute in any layout.
+"""Instance normalizations as sums over positions and arithmetic, or as group normalizations.
 
 torch calls one as a batch normalization of a view (1, images * channels, height, width), which images in channels_last
 do not allow. With d = x - mean, r = 1 / sqrt(mean(d^2) + eps) and n positions,
@@ -8,12 +8,16 @@ do not allow. With d = x - mean, r = 1 / sqrt(mean(d^2) + eps) and n positions,
 
 A sum in float32 makes a mean wrong in its last bits, and torch's kernel adds in float64. So the mean of `x - mean` is
 subtracted, too. The batch normalization of one image follows channels_last as it is.
+
+It is also a group normalization with a group for each channel, and arithmetic with a weight and a bias for each channel
+of each image.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +30,7 @@ from ort_dynamo.passes.fx.torch_graph.channels_last_forms import is_kept
 from ort_dynamo.torch_internals.kernels.operators import aten
 from ort_dynamo.torch_internals.sizes.symbols import known_equal, known_true
 
-__all__ = ["sum_instance_norms"]
+__all__ = ["group_instance_norms", "sum_instance_norms"]
 
 _INSTANCE_NORM = aten._native_batch_norm_legit.no_stats
 _SAVED = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
@@ -43,6 +47,19 @@ def sum_instance_norms(graph: Graph, add: Callable[..., Node]) -> bool:
     sums = [_sum_instance_norm(norm, add) for norm in norms]
     skips = [_skip_views(view) for view in graph.find_nodes(op="call_function", target=aten.view.default)]
     return any(sums) or any(skips)
+
+
+def group_instance_norms(graph: Graph, add: Callable[..., Node]) -> None:
+    """Compute the instance normalizations of a graph as group normalizations of float32 or float64 images.
+
+    Args:
+        graph: a joint or inference graph.
+        add: adds a call for a node: that node, the target, the arguments, and keyword arguments.
+    """
+    for norm in graph.find_nodes(op="call_function", target=_INSTANCE_NORM):
+        found = _instance_norm(norm, _can_group)
+        if found is not None:
+            _group_instance_norm(norm, found, add)
 
 
 def _skip_views(view: Node) -> bool:
@@ -68,7 +85,7 @@ class _InstanceNorm(NamedTuple):
     """An instance normalization and its gradients.
 
     Attributes:
-        image: the image, contiguous; float32 or float64.
+        image: the image, contiguous.
         results: the normalized image, or views of it, with the image's shape.
         gradients: each gradient's call, with the gradient of the result, and those of the image, in the image's shape.
     """
@@ -85,7 +102,7 @@ def _sum_instance_norm(norm: Node, add: Callable[..., Node]) -> bool:
         norm: a call of _INSTANCE_NORM.
         add: adds a call for a node: that node, the target, the arguments.
     """
-    found = _instance_norm(norm)
+    found = _instance_norm(norm, _can_sum)
     if found is None:
         return False
     image, eps = found.image, norm.args[5]
@@ -116,12 +133,59 @@ def _sum_instance_norm(norm: Node, add: Callable[..., Node]) -> bool:
             for mean in means if is_saved else ():
                 same = add(gradient, aten.sub.Tensor, (same, mean))
             _add_gradients(gradient, given, same, variance, rate, weight, results, add)
-    for call in (*own, norm):
-        read: Any = call.args[0]
-        _erase(call)
-        if not read.users:
-            norm.graph.erase_node(read)
+    _erase_all((*own, norm))
     return True
+
+
+def _group_instance_norm(norm: Node, found: _InstanceNorm, add: Callable[..., Node]) -> None:
+    image, eps = found.image, norm.args[5]
+    fake = image.meta["val"]
+    count, channels, *positions = fake.shape
+    wide = torch.promote_types(fake.dtype, torch.float32)
+    sizes = (count, channels, math.prod(positions), channels)
+
+    def in_wide(node: Node, value: Node) -> Node:
+        is_wide = value.meta["val"].dtype == wide
+        return value if is_wide else add(node, aten._to_copy.default, (value,), dtype=wide)
+
+    def in_dtype(node: Node, value: Node, dtype: torch.dtype) -> Node:
+        return value if value.meta["val"].dtype == dtype else add(node, aten._to_copy.default, (value,), dtype=dtype)
+
+    with norm.graph.inserting_before(norm):
+        weight, bias = (
+            one if one is None else in_wide(norm, add(norm, aten.view.default, (_once(one), [-1, channels, 1, 1])))
+            for one in norm.args[1:3]
+        )
+        x = in_wide(norm, image)
+        call = add(norm, aten.native_group_norm.default, (x, None, None, *sizes, eps))
+        normed, mean, deviation = (add(norm, operator.getitem, (call, index)) for index in range(3))
+        result = normed if weight is None else add(norm, aten.mul.Tensor, (normed, weight))
+        result = result if bias is None else add(norm, aten.add.Tensor, (result, bias))
+        result = in_dtype(norm, result, fake.dtype)
+    for one in found.results:
+        one.replace_all_uses_with(result)
+    for gradient, given, of_image in found.gradients:
+        with norm.graph.inserting_before(gradient):
+            g = in_wide(gradient, given)
+            if of_image:
+                scaled = g if weight is None else add(gradient, aten.mul.Tensor, (g, weight))
+                args = (scaled, x, mean, deviation, None, *sizes, [True, False, False])
+                made = add(gradient, aten.native_group_norm_backward.default, args)
+                made = in_dtype(gradient, add(gradient, operator.getitem, (made, 0)), fake.dtype)
+                for one in of_image:
+                    one.replace_all_uses_with(made)
+            for item in gradient.users:
+                if item.args[1] != 0 and item.users:
+                    vector = g if item.args[1] == 2 else add(gradient, aten.mul.Tensor, (g, normed))
+                    vector = add(gradient, aten.sum.dim_IntList, (vector, [2, 3]))
+                    vector = in_dtype(gradient, vector, item.meta["val"].dtype)
+                    item.replace_all_uses_with(add(gradient, aten.view.default, (vector, [-1])))
+    _erase_all((*(gradient for gradient, _, _ in found.gradients), norm))
+
+
+def _once(vector: Any) -> Any:
+    """Return the vector that is repeated for each image, or a vector of other numbers as it is."""
+    return vector.args[0] if vector.target is aten.repeat.default and len(vector.args[1]) == 1 else vector
 
 
 def _add_gradients(
@@ -163,6 +227,15 @@ def _add_gradients(
             item.replace_all_uses_with(add(gradient, aten.view.default, (vector, [-1])))
 
 
+def _erase_all(calls: Iterable[Node]) -> None:
+    """Erase calls with their results, and the views that nothing but they read."""
+    for call in calls:
+        read: Any = call.args[0]
+        _erase(call)
+        if not read.users:
+            call.graph.erase_node(read)
+
+
 def _erase(call: Node) -> None:
     """Erase a call with its results and their views. It raises an error if a view is read."""
     results = tuple(call.users)
@@ -170,15 +243,15 @@ def _erase(call: Node) -> None:
         call.graph.erase_node(node)
 
 
-def _instance_norm(norm: Node) -> _InstanceNorm | None:
-    """Recognise an instance normalization, all results of which are read as images or by its gradients.
+def _instance_norm(norm: Node, accepts: Callable[[torch.Tensor], bool]) -> _InstanceNorm | None:
+    """Recognise an instance normalization of an image that is accepted; all results are images or for its gradients.
 
     A policy that has its results saved would have those of each sum saved, too.
     """
     if norm.args[3] is not True or norm.meta.get(RECOMPUTE) in _SAVED:
         return None
     image = _images_of(norm.args[0])
-    if image is None or not _can_sum(image.meta["val"]) or not _has_plain_numbers(norm, image.meta["val"].dtype):
+    if image is None or not accepts(image.meta["val"]) or not _has_plain_numbers(norm, image.meta["val"].dtype):
         return None
     items = {item.args[1]: item for item in norm.users}
     results = _as_images(items.get(0), image)
@@ -218,14 +291,22 @@ def _can_sum(fake: torch.Tensor) -> bool:
     return is_plain and fake.dtype in (torch.float32, torch.float64)
 
 
+def _can_group(fake: torch.Tensor) -> bool:
+    """Check for several images of several channels and positions, of static sizes."""
+    count, channels, *positions = fake.shape
+    is_static = all(isinstance(one, int) for one in fake.shape)
+    return is_static and count > 1 and channels > 1 and math.prod(positions) > 1 and fake.dtype.is_floating_point
+
+
 def _has_plain_numbers(norm: Node, dtype: torch.dtype) -> bool:
-    """Check that weight and bias have a dtype, for torch raises on others, and that eps is at least its smallest.
+    """Check that weight and bias have a dtype that torch takes, and that eps is at least the smallest of float32.
 
     Where variance and eps are 0, torch gives 0 for one over the root.
     """
     eps, vectors = norm.args[5], (one for one in norm.args[1:3] if isinstance(one, Node))
-    is_plain = isinstance(eps, (int, float)) and eps >= torch.finfo(dtype).tiny
-    return is_plain and all(one.meta["val"].dtype == dtype for one in vectors)
+    wide = torch.promote_types(dtype, torch.float32)
+    is_plain = isinstance(eps, (int, float)) and eps >= torch.finfo(wide).tiny
+    return is_plain and all(one.meta["val"].dtype in (dtype, wide) for one in vectors)
 
 
 def _as_images(result: Node | None, image: Node) -> list[Node] | None:

@@ -11,8 +11,8 @@ Golub and LeVeque, "Algorithms for computing the sample variance", 1983, equatio
 elements of the channel in the first image. So (mean - s)^2 is at most n / k variances, and about 1 / k for random
 data.
 
-A group normalization takes two passes: it computes the variance from the differences from the mean. Each image has a
-sum for each channel, and these are added for each group.
+A group normalization takes two passes: here s is the mean of the group, whose sum has lost some digits. Each image has
+a sum for each channel, and these are added for each group.
 """
 
 from __future__ import annotations
@@ -252,11 +252,14 @@ def group_normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normal
     groups = _Groups(node, image, node.args[6], meta)
     add, wide = groups.add, groups.wide
     x = groups.cut(add.to(image, wide))
-    mean = groups.mean(groups.each(x))
-    less = add(aten.sub.Tensor, x, groups.spread(mean))
-    variance = groups.mean(groups.each(add(aten.mul.Tensor, less, less)))
+    first = groups.mean(groups.each(x))
+    less = add(aten.sub.Tensor, x, groups.spread(first))
+    second, squares = (groups.mean(groups.each(one)) for one in (less, add(aten.mul.Tensor, less, less)))
+    mean = add(aten.add.Tensor, first, second)
+    variance = add(aten.relu.default, add(aten.sub.Tensor, squares, add(aten.mul.Tensor, second, second)))
     deviation = add(aten.rsqrt.default, add(aten.add.Tensor, variance, eps))
-    result = add(aten.mul.Tensor, less, groups.spread(deviation))
+    centred = add(aten.sub.Tensor, less, groups.spread(second))
+    result = add(aten.mul.Tensor, centred, groups.spread(deviation))
     for target, operand in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
         result = result if operand is None else add(target, result, groups.of_channels(operand))
     return Normalized(add.to(groups.joined(result), image.meta["val"].dtype), mean, deviation)

@@ -29,6 +29,7 @@ from ort_dynamo.passes.fx.torch_graph.images import (
     origin,
     viewed,
 )
+from ort_dynamo.passes.fx.torch_graph.instance_norm_sums import group_instance_norms
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose
 from ort_dynamo.passes.fx.torch_graph.normalization_sums import (
     FORWARD,
@@ -57,9 +58,9 @@ class PermuteImages(PassBase):
 
     The graph gets explicit permutations. The result of a convolution is permuted to (rows, height, width, channels),
     which is a view. The next operators compute such contiguous tensors, and the next convolution reads the inverse
-    permutation. Values do not change, whatever layout the tensors get. A batch norm in training mode, or a group norm
-    of a static batch, becomes sums over positions and arithmetic (`normalization_sums.py`), for fused kernels. An
-    operator without a channels_last form reads a contiguous copy.
+    permutation. Values do not change, whatever layout the tensors get. A batch norm in training mode, or a group or
+    instance norm of a static batch, becomes sums over positions and arithmetic (`normalization_sums.py`), for fused
+    kernels. An operator without a channels_last form reads a contiguous copy.
 
     The pass handles half dtypes, float32 if cuDNN may use TF32, and static sizes, except for the batch.
     """
@@ -71,10 +72,15 @@ class PermuteImages(PassBase):
         graph = graph_module.graph
         if not any(map(is_permuted, graph.nodes)):
             return PassResult(graph_module, False)
+        group_instance_norms(graph, _add)
         _Images(graph).change()
         graph.lint()
         graph_module.recompile()
         return PassResult(graph_module, True)
+
+
+def _add(node: Node, target: Any, args: tuple[Any, ...], **kwargs: Any) -> Node:
+    return add_call(node.graph, target, args, kwargs, origin(node))
 
 
 class _Images(ImageNodes):

@@ -1,14 +1,18 @@
-"""Group norms between convolutions become sums for each image and arithmetic."""
+"""Group norms and instance norms between convolutions become sums for each image and arithmetic."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from image_graphs import CHOSEN, CLOSE, IN_TORCH, PADDED, W, X, assert_permuted, convolution, random, traced
 from run_twice import run_twice
 from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
 
 from ort_dynamo.passes.fx.torch_graph.permute_images import PermuteImages
 from ort_dynamo.testing import TOLERANCES, assert_close
@@ -53,19 +57,28 @@ def test_a_group_norm_becomes_sums_and_arithmetic() -> None:
         view_1 = aten.view.default(mul, [2, 1, 1, 4, 1])  # f32[2, 1, 1, 4, 1]
         sub = aten.sub.Tensor(view, view_1)  # f32[2, 8, 8, 4, 2]
         mul_1 = aten.mul.Tensor(sub, sub)  # f32[2, 8, 8, 4, 2]
-        sum_2 = aten.sum.dim_IntList(mul_1, [1, 2])  # f32[2, 4, 2]
+        sum_2 = aten.sum.dim_IntList(sub, [1, 2])  # f32[2, 4, 2]
         sum_3 = aten.sum.dim_IntList(sum_2, [2])  # f32[2, 4]
         mul_2 = aten.mul.Tensor(sum_3, 0.0078125)  # f32[2, 4]
-        add = aten.add.Tensor(mul_2, 1e-05)  # f32[2, 4]
-        rsqrt = aten.rsqrt.default(add)  # f32[2, 4]
-        view_2 = aten.view.default(rsqrt, [2, 1, 1, 4, 1])  # f32[2, 1, 1, 4, 1]
-        mul_3 = aten.mul.Tensor(sub, view_2)  # f32[2, 8, 8, 4, 2]
-        view_3 = aten.view.default(scale_1, [4, 2])  # f32[4, 2]
-        mul_4 = aten.mul.Tensor(mul_3, view_3)  # f32[2, 8, 8, 4, 2]
-        view_4 = aten.view.default(mul_4, [2, 8, 8, 8])  # f32[2, 8, 8, 8]
-        permute_3 = aten.permute.default(view_4, [0, 3, 1, 2])  # f32[2, 8, 8, 8] channels_last
+        sum_4 = aten.sum.dim_IntList(mul_1, [1, 2])  # f32[2, 4, 2]
+        sum_5 = aten.sum.dim_IntList(sum_4, [2])  # f32[2, 4]
+        mul_3 = aten.mul.Tensor(sum_5, 0.0078125)  # f32[2, 4]
+        add = aten.add.Tensor(mul, mul_2)  # f32[2, 4]
+        mul_4 = aten.mul.Tensor(mul_2, mul_2)  # f32[2, 4]
+        sub_1 = aten.sub.Tensor(mul_3, mul_4)  # f32[2, 4]
+        relu = aten.relu.default(sub_1)  # f32[2, 4]
+        add_1 = aten.add.Tensor(relu, 1e-05)  # f32[2, 4]
+        rsqrt = aten.rsqrt.default(add_1)  # f32[2, 4]
+        view_2 = aten.view.default(mul_2, [2, 1, 1, 4, 1])  # f32[2, 1, 1, 4, 1]
+        sub_2 = aten.sub.Tensor(sub, view_2)  # f32[2, 8, 8, 4, 2]
+        view_3 = aten.view.default(rsqrt, [2, 1, 1, 4, 1])  # f32[2, 1, 1, 4, 1]
+        mul_5 = aten.mul.Tensor(sub_2, view_3)  # f32[2, 8, 8, 4, 2]
+        view_4 = aten.view.default(scale_1, [4, 2])  # f32[4, 2]
+        mul_6 = aten.mul.Tensor(mul_5, view_4)  # f32[2, 8, 8, 4, 2]
+        view_5 = aten.view.default(mul_6, [2, 8, 8, 8])  # f32[2, 8, 8, 8]
+        permute_3 = aten.permute.default(view_5, [0, 3, 1, 2])  # f32[2, 8, 8, 8] channels_last
         clone_2 = aten.clone.default(permute_3, memory_format=torch.contiguous_format)  # f32[2, 8, 8, 8]
-        return (clone_2, mul, rsqrt)
+        return (clone_2, add, rsqrt)
         """,
     )
 
@@ -135,3 +148,33 @@ def test_a_group_norm_of_a_symbolic_batch_or_of_rows_is_left_alone() -> None:
         gm = traced(function, X, W, mode=mode)
         run_twice(PermuteImages(), gm)
         assert gm.graph.find_nodes(op="call_function", target=NORMS[0])
+
+
+def instance_normed(w: Tensor, x: Tensor, *vectors: Tensor) -> Tensor:
+    """Dynamo makes inputs in this order, since the size of the weight is read first."""
+    normed = F.instance_norm(convolution(x, w), None, None, *vectors)
+    return (normed.relu() * normed.square()).sum(dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vectors", [0, 1, 2])
+def test_an_instance_norm_is_a_group_norm_of_each_channel(
+    dtype: torch.dtype, vectors: int, joint_graph: Callable[..., GraphModule]
+) -> None:
+    given = [one.to(dtype, copy=True) for one in (W, X)] + [random(8) for _ in range(vectors)]
+    exact = [one.double().requires_grad_() for one in given]
+    loss = instance_normed(*exact)
+    loss.backward()  # type: ignore[no-untyped-call]
+    given = [one.requires_grad_() for one in given]
+    gm = joint_graph(instance_normed, *given)
+    inputs = given, [torch.tensor(1.0)]
+    before = tree_leaves(gm(*inputs))
+    assert run_twice(PermuteImages(), gm)
+    targets = {node.target for node in gm.graph.nodes}
+    assert not targets & {*NORMS, aten._native_batch_norm_legit.no_stats, aten.native_batch_norm_backward.default}
+    right = [loss, *(one.grad for one in exact)]
+    for ours, theirs, true in zip(tree_leaves(gm(*inputs)), before, right, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert true is not None
+        error, own = ((one.double() - true).abs().max() for one in (ours, theirs))
+        assert error <= 2 * own + 1e-5 * true.abs().max()

@@ -132,22 +132,22 @@ def test_the_gradient_of_a_mean_has_its_channels_last() -> None:
         w_1: f32[8, 4, 3, 3]
         v_1: f32[8, 8, 1, 1]
         g_1: f32[2, 8, 1, 1]
-        permute = aten.permute.default(g_1, [0, 2, 3, 1])  # f32[2, 1, 1, 8]
-        expand = aten.expand.default(permute, [2, 8, 8, 8])  # f32[2, 8, 8, 8] strides (8, 0, 0, 1)
+        view = aten.view.default(g_1, [2, 1, 1, 8])  # f32[2, 1, 1, 8]
+        expand = aten.expand.default(view, [2, 8, 8, 8])  # f32[2, 8, 8, 8] strides (8, 0, 0, 1)
         div = aten.div.Tensor(expand, 64)  # f32[2, 8, 8, 8]
-        permute_1 = aten.permute.default(x_1, [0, 2, 3, 1])  # f32[2, 8, 8, 4] strides (256, 8, 1, 64)
-        clone = aten.clone.default(permute_1, memory_format=torch.contiguous_format)  # f32[2, 8, 8, 4]
-        permute_2 = aten.permute.default(clone, [0, 3, 1, 2])  # f32[2, 4, 8, 8] channels_last
+        permute = aten.permute.default(x_1, [0, 2, 3, 1])  # f32[2, 8, 8, 4] strides (256, 8, 1, 64)
+        clone = aten.clone.default(permute, memory_format=torch.contiguous_format)  # f32[2, 8, 8, 4]
+        permute_1 = aten.permute.default(clone, [0, 3, 1, 2])  # f32[2, 4, 8, 8] channels_last
         clone_1 = aten.clone.default(w_1, memory_format=torch.channels_last)  # f32[8, 4, 3, 3] channels_last | {CHOSEN}
-        convolution = aten.convolution.default(permute_2, clone_1, {PADDED})
+        convolution = aten.convolution.default(permute_1, clone_1, {PADDED})
             # f32[2, 8, 8, 8] channels_last | {IN_TORCH}
-        permute_3 = aten.permute.default(convolution, [0, 2, 3, 1])  # f32[2, 8, 8, 8]
-        relu = aten.relu.default(permute_3)  # f32[2, 8, 8, 8]
+        permute_2 = aten.permute.default(convolution, [0, 2, 3, 1])  # f32[2, 8, 8, 8]
+        relu = aten.relu.default(permute_2)  # f32[2, 8, 8, 8]
         mul = aten.mul.Tensor(div, relu)  # f32[2, 8, 8, 8]
-        permute_4 = aten.permute.default(mul, [0, 3, 1, 2])  # f32[2, 8, 8, 8] channels_last
-        convolution_1 = aten.convolution.default(permute_4, v_1, {PIXELS})  # f32[2, 8, 8, 8] channels_last | {IN_TORCH}
+        permute_3 = aten.permute.default(mul, [0, 3, 1, 2])  # f32[2, 8, 8, 8] channels_last
+        convolution_1 = aten.convolution.default(permute_3, v_1, {PIXELS})  # f32[2, 8, 8, 8] channels_last | {IN_TORCH}
         clone_2 = aten.clone.default(convolution_1, memory_format=torch.contiguous_format)  # f32[2, 8, 8, 8]
-        permute_5 = aten.permute.default(convolution_1, [0, 2, 3, 1])  # f32[2, 8, 8, 8]
+        permute_4 = aten.permute.default(convolution_1, [0, 2, 3, 1])  # f32[2, 8, 8, 8]
         return clone_2
         """,
     )
@@ -168,15 +168,15 @@ def test_an_expanded_image_is_convolved() -> None:
         f"""
         g_1: f32[2, 8, 1, 1]
         w_1: f32[4, 8, 3, 3]
-        permute = aten.permute.default(g_1, [0, 2, 3, 1])  # f32[2, 1, 1, 8]
-        expand = aten.expand.default(permute, [2, 8, 8, 8])  # f32[2, 8, 8, 8] strides (8, 0, 0, 1)
+        view = aten.view.default(g_1, [2, 1, 1, 8])  # f32[2, 1, 1, 8]
+        expand = aten.expand.default(view, [2, 8, 8, 8])  # f32[2, 8, 8, 8] strides (8, 0, 0, 1)
         clone = aten.clone.default(expand, memory_format=torch.contiguous_format)  # f32[2, 8, 8, 8]
-        permute_1 = aten.permute.default(clone, [0, 3, 1, 2])  # f32[2, 8, 8, 8] channels_last
+        permute = aten.permute.default(clone, [0, 3, 1, 2])  # f32[2, 8, 8, 8] channels_last
         clone_1 = aten.clone.default(w_1, memory_format=torch.channels_last)  # f32[4, 8, 3, 3] channels_last | {CHOSEN}
-        convolution = aten.convolution.default(permute_1, clone_1, {PADDED})
+        convolution = aten.convolution.default(permute, clone_1, {PADDED})
             # f32[2, 4, 8, 8] channels_last | {IN_TORCH}
         clone_2 = aten.clone.default(convolution, memory_format=torch.contiguous_format)  # f32[2, 4, 8, 8]
-        permute_2 = aten.permute.default(convolution, [0, 2, 3, 1])  # f32[2, 8, 8, 4]
+        permute_1 = aten.permute.default(convolution, [0, 2, 3, 1])  # f32[2, 8, 8, 4]
         return clone_2
         """,
     )

@@ -120,9 +120,18 @@ def is_of_channels(node: Node) -> bool:
     return is_image and tuple(given.shape[2:]) == (1, 1) and known_equal(given.shape[:2], result.shape[:2])
 
 
-def is_normalized(fake: torch.Tensor) -> bool:
-    """Check whether a normalization of an image becomes sums: it has several channels and positions."""
-    return is_known(fake) and fake.shape[1] > 1 and known_true(math.prod((fake.shape[0], *fake.shape[2:])) > 1)
+def is_normalized(fake: torch.Tensor, groups: int | None = None) -> bool:
+    """Check whether a normalization of an image becomes sums: it has several channels, and four elements or more.
+
+    Fewer elements keep their operator, which reads them as rounded to a half type (`read_saved_statistics`).
+
+    Args:
+        fake: the image.
+        groups: into how many groups the channels of each image are cut; None if each channel of all images is one.
+    """
+    if not is_known(fake) or fake.shape[1] < 2:
+        return False
+    return known_true(math.prod((fake.shape[0] if groups is None else fake.shape[1] // groups, *fake.shape[2:])) >= 4)
 
 
 def viewed(node: Node, inner: Node) -> tuple[Any, tuple[Any, ...], bool] | None:

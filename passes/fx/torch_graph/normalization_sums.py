@@ -331,8 +331,9 @@ class _Groups:
         return self.add(aten.view.default, self.add.to(value, self.wide), self._groups)
 
     def each(self, image: Node) -> Node:
-        """Sum a cut image over its positions: (images, groups, channels of a group)."""
-        return self.add(aten.sum.dim_IntList, image, [*range(1, 1 + len(self._positions))])
+        """Sum a cut image over its positions, if it has such axes: (images, groups, channels of a group)."""
+        axes = [*range(1, 1 + len(self._positions))]
+        return self.add(aten.sum.dim_IntList, image, axes) if axes else image
 
     def of_all_images(self, sums: Node) -> Node:
         """Add the sums of all images: (channels,)."""

@@ -60,7 +60,8 @@ class PermuteImages(PassBase):
     which is a view. The next operators compute such contiguous tensors, and the next convolution reads the inverse
     permutation. Values do not change, whatever layout the tensors get. A batch norm in training mode, or a group or
     instance norm of a static batch, becomes sums over positions and arithmetic (`normalization_sums.py`), for fused
-    kernels. An operator without a channels_last form reads a contiguous copy.
+    kernels, if it normalizes at least four elements together. An operator without a channels_last form reads a
+    contiguous copy.
 
     The pass handles half dtypes, float32 if cuDNN may use TF32, and static sizes, except for the batch.
     """
@@ -227,9 +228,11 @@ class _Images(ImageNodes):
 
     def _normalized(self, node: Node) -> bool:
         image: Any = node.args[0]
-        if image not in self._inner or not is_normalized(image.meta["val"]):
+        is_grouped = node.target is GROUP_NORM
+        groups: Any = node.args[6] if is_grouped else None
+        if image not in self._inner or not is_normalized(image.meta["val"], groups):
             return False
-        if node.target is GROUP_NORM:
+        if is_grouped:
             if isinstance(image.meta["val"].shape[0], torch.SymInt):
                 return False
             self._take(node, group_normalized(node, self._dense(image, node), origin(node)), None)
@@ -269,7 +272,7 @@ class _Images(ImageNodes):
         gradient, image = args[:2]
         is_grouped = node.target is GROUP_NORM_GRADIENT
         statistics = args[2:4] if is_grouped else args[5:7]
-        if not is_normalized(image.meta["val"]) or None in statistics:
+        if not is_normalized(image.meta["val"], args[8] if is_grouped else None) or None in statistics:
             return False
         if isinstance(image.meta["val"].shape[0], torch.SymInt) if is_grouped else not args[7]:
             return False

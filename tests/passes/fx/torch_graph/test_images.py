@@ -133,18 +133,27 @@ def test_one_scalar_per_channel_is_expanded(
     ("shape", "mode", "normalized"),
     [
         ((2, 3, 4, 4), "fake", True),
-        ((2, 3), "fake", True),
-        ((1, 3, 1, 2), "fake", True),
-        ((1, 3, 1, 1), "fake", False),
+        ((4, 3), "fake", True),
+        ((1, 3, 2, 2), "fake", True),
+        ((3, 3), "fake", False),
+        ((1, 3, 1, 2), "fake", False),
         ((2, 1, 4, 4), "fake", False),
         ((0, 3, 4, 4), "fake", False),
         ((2, 3, 4, 4), "symbolic", False),
     ],
 )
-def test_a_batch_norm_of_several_channels_and_positions_becomes_sums(
+def test_a_batch_norm_of_several_channels_and_four_positions_becomes_sums(
     shape: tuple[int, ...], mode: str, normalized: bool
 ) -> None:
     assert is_normalized(result(lambda x: x * 2, torch.ones(shape), mode=mode).meta["val"]) == normalized
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "normalized"),
+    [((1, 8, 1, 1), 2, True), ((5, 8), 2, True), ((5, 8), 4, False), ((5, 6, 1, 1), 2, False), ((5, 8, 1, 4), 8, True)],
+)
+def test_a_group_norm_of_four_elements_becomes_sums(shape: tuple[int, ...], groups: int, normalized: bool) -> None:
+    assert is_normalized(result(lambda x: x * 2, torch.ones(shape)).meta["val"], groups) == normalized
 
 
 def reordered(function: Callable[[Tensor], Tensor], inner: Tensor) -> tuple[Tensor, bool] | None:

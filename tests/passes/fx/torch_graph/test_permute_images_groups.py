@@ -178,3 +178,18 @@ def test_an_instance_norm_is_a_group_norm_of_each_channel(
         assert true is not None
         error, own = ((one.double() - true).abs().max() for one in (ours, theirs))
         assert error <= 2 * own + 1e-5 * true.abs().max()
+
+
+def test_a_group_norm_of_rows_that_are_a_view_of_an_image_sums_their_groups() -> None:
+    def function(x: Tensor, w: Tensor, scale: Tensor, gradient: Tensor) -> Any:
+        rows = convolution(x, w).mean((2, 3), keepdim=True).view(2, 8)
+        result, mean, deviation = aten.native_group_norm(rows, scale, scale, 2, 8, 1, 2, 1e-5)
+        given = gradient, rows, mean, deviation, scale, 2, 8, 1, 2, [True, True, True]
+        return result, *aten.native_group_norm_backward(*given)
+
+    given = X, W, random(8), random(2, 8)
+    gm = traced(function, *given)
+    assert run_twice(PermuteImages(), gm)
+    assert not any(gm.graph.find_nodes(op="call_function", target=target) for target in NORMS)
+    for after, right in zip(gm(*given), function(*(one.double() for one in given)), strict=True):
+        assert_close(after, right.float(), "result", CLOSE)

@@ -43,7 +43,7 @@ class RemoveRoundTrips(ir.passes.InPlacePass):
     3. No operator decides by the value: no comparison, conversion to integers or sort reads it, or reads a number that
        follows from it and is not rounded. In x == max(x), and in x - floor(x), all operands come from one x.
     4. The reader is no rounding, check for NaN or cast either. Outputs of the graph are readers, too. The reader's
-       lowering did not ask for the rounding (metadata READS_ROUNDED).
+       lowering did not ask for the rounding (metadata READS_ROUNDED), nor does one that reads it after data movement.
 
     Attributes:
         excess_precision: also remove roundings to bfloat16 between ATen nodes.
@@ -147,7 +147,11 @@ class _Run:
 
 
 def _reads_exact(reader: ir.Node) -> bool:
-    return READS_ROUNDED not in reader.metadata_props and not is_discontinuous(reader)
+    """Check whether a node may read a value before its rounding, and if it moves data, whether all its readers may."""
+    if READS_ROUNDED in reader.metadata_props or is_discontinuous(reader):
+        return False
+    moves = not reader.domain and reader.op_type in {*_MOVES, "Concat"}
+    return not moves or all(_reads_exact(use.node) for value in reader.outputs for use in value.uses())
 
 
 def _first(node: ir.Node) -> ir.Value:

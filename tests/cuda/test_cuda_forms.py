@@ -203,6 +203,30 @@ def test_a_net_of_a_half_type_trains_as_in_eager(place: str, dtype: str) -> None
     assert not found.lacking
 
 
+@pytest.mark.parametrize(
+    ("norm", "images"),
+    [(nn.BatchNorm2d(6), 2), (nn.GroupNorm(6, 6), 4)],
+    ids=["two images", "one channel"],
+)
+def test_the_gradient_of_a_norm_of_one_or_two_elements_vanishes_as_in_eager(norm: nn.Module, images: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.GELU(), norm)
+    inputs, factors = torch.randn(images, 1, 6, 6) * 3 + 5, torch.randn(images, 6, 1, 1)
+
+    def gradient(run: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
+        x = inputs.to(dtype).requires_grad_()
+        with autocast(torch.bfloat16 if dtype == torch.float32 else torch.float32):
+            y = run(x)
+        (y.to(dtype) * factors.to(dtype)).sum().backward()
+        assert x.grad is not None
+        return x.grad.double()
+
+    right = gradient(copy.deepcopy(model).double(), torch.float64)
+    with cuda_forms(fused=True):
+        found = gradient(torch.compile(model, backend="ort_train"), torch.float32)
+    assert_close(found, right, "gradient", Tolerance(0, 3e-3))
+
+
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 

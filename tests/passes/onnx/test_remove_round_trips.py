@@ -68,6 +68,12 @@ def test_a_consumer_that_asks_for_the_rounding_gets_it() -> None:
     assert_rewrites(RemoveRoundTrips(), chain(), chain(), marks)
 
 
+def test_a_consumer_that_asks_for_the_rounding_gets_it_through_data_movement() -> None:
+    moved = chain().replace("(widened, w)", "(turned, w)").replace("y =", "turned = Transpose (widened)\n    y =")
+    marks = {"rounded": KERNEL, "widened": KERNEL, "y": {READS_ROUNDED: "1"}}
+    assert_rewrites(RemoveRoundTrips(), moved, moved, marks)
+
+
 def test_without_excess_precision_it_stays() -> None:
     marks = {"rounded": {**KERNEL, FX_NODE: "mm"}, "widened": {**KERNEL, FX_NODE: "mm_1"}}
     assert_rewrites(RemoveRoundTrips(excess_precision=False), chain(), chain(), marks)

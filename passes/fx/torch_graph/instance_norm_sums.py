@@ -137,50 +137,86 @@ def _sum_instance_norm(norm: Node, add: Callable[..., Node]) -> bool:
     return True
 
 
+class _Grouped(NamedTuple):
+    """A group normalization that stands for an instance normalization.
+
+    Attributes:
+        image: the image, in float32 or float64, as the others.
+        result: the normalized image, without weight and bias.
+        mean: the mean of each channel, shape (images, channels).
+        deviation: one over the deviation, of the same shape.
+        weight: the weight, broadcast to the image, or None.
+        sizes: arguments of the normalization: images, channels, positions, groups.
+    """
+
+    image: Node
+    result: Node
+    mean: Node
+    deviation: Node
+    weight: Node | None
+    sizes: tuple[int, ...]
+
+
 def _group_instance_norm(norm: Node, found: _InstanceNorm, add: Callable[..., Node]) -> None:
-    image, eps = found.image, norm.args[5]
-    fake = image.meta["val"]
+    fake = found.image.meta["val"]
     count, channels, *positions = fake.shape
     wide = torch.promote_types(fake.dtype, torch.float32)
     sizes = (count, channels, math.prod(positions), channels)
-
-    def in_wide(node: Node, value: Node) -> Node:
-        is_wide = value.meta["val"].dtype == wide
-        return value if is_wide else add(node, aten._to_copy.default, (value,), dtype=wide)
-
-    def in_dtype(node: Node, value: Node, dtype: torch.dtype) -> Node:
-        return value if value.meta["val"].dtype == dtype else add(node, aten._to_copy.default, (value,), dtype=dtype)
-
     with norm.graph.inserting_before(norm):
         weight, bias = (
-            one if one is None else in_wide(norm, add(norm, aten.view.default, (_once(one), [-1, channels, 1, 1])))
+            one
+            if one is None
+            else _cast(norm, add(norm, aten.view.default, (_once(one), [-1, channels, 1, 1])), wide, add)
             for one in norm.args[1:3]
         )
-        x = in_wide(norm, image)
-        call = add(norm, aten.native_group_norm.default, (x, None, None, *sizes, eps))
+        image = _cast(norm, found.image, wide, add)
+        call = add(norm, aten.native_group_norm.default, (image, None, None, *sizes, norm.args[5]))
         normed, mean, deviation = (add(norm, operator.getitem, (call, index)) for index in range(3))
         result = normed if weight is None else add(norm, aten.mul.Tensor, (normed, weight))
         result = result if bias is None else add(norm, aten.add.Tensor, (result, bias))
-        result = in_dtype(norm, result, fake.dtype)
+        result = _cast(norm, result, fake.dtype, add)
     for one in found.results:
         one.replace_all_uses_with(result)
+    grouped = _Grouped(image, normed, mean, deviation, weight, sizes)
     for gradient, given, of_image in found.gradients:
         with norm.graph.inserting_before(gradient):
-            g = in_wide(gradient, given)
-            if of_image:
-                scaled = g if weight is None else add(gradient, aten.mul.Tensor, (g, weight))
-                args = (scaled, x, mean, deviation, None, *sizes, [True, False, False])
-                made = add(gradient, aten.native_group_norm_backward.default, args)
-                made = in_dtype(gradient, add(gradient, operator.getitem, (made, 0)), fake.dtype)
-                for one in of_image:
-                    one.replace_all_uses_with(made)
-            for item in gradient.users:
-                if item.args[1] != 0 and item.users:
-                    vector = g if item.args[1] == 2 else add(gradient, aten.mul.Tensor, (g, normed))
-                    vector = add(gradient, aten.sum.dim_IntList, (vector, [2, 3]))
-                    vector = in_dtype(gradient, vector, item.meta["val"].dtype)
-                    item.replace_all_uses_with(add(gradient, aten.view.default, (vector, [-1])))
+            _group_gradients(gradient, given, grouped, of_image, add)
     _erase_all((*(gradient for gradient, _, _ in found.gradients), norm))
+
+
+def _group_gradients(
+    gradient: Node, given: Node, grouped: _Grouped, of_image: list[Node], add: Callable[..., Node]
+) -> None:
+    """Replace the gradients of an instance normalization with those of a group normalization.
+
+    Args:
+        gradient: the call that gives them.
+        given: the gradient of the normalized image.
+        grouped: the group normalization.
+        of_image: the gradients of the image.
+        add: adds a call for a node.
+    """
+    image, normed, mean, deviation, weight, sizes = grouped
+    given = _cast(gradient, given, image.meta["val"].dtype, add)
+    if of_image:
+        scaled = given if weight is None else add(gradient, aten.mul.Tensor, (given, weight))
+        args = (scaled, image, mean, deviation, None, *sizes, [True, False, False])
+        made = add(gradient, aten.native_group_norm_backward.default, args)
+        made = _cast(gradient, add(gradient, operator.getitem, (made, 0)), of_image[0].meta["val"].dtype, add)
+        for one in of_image:
+            one.replace_all_uses_with(made)
+    for item in gradient.users:
+        if item.args[1] != 0 and item.users:
+            vector = given if item.args[1] == 2 else add(gradient, aten.mul.Tensor, (given, normed))
+            vector = add(gradient, aten.sum.dim_IntList, (vector, [2, 3]))
+            vector = _cast(gradient, vector, item.meta["val"].dtype, add)
+            item.replace_all_uses_with(add(gradient, aten.view.default, (vector, [-1])))
+
+
+def _cast(node: Node, value: Node, dtype: torch.dtype, add: Callable[..., Node]) -> Node:
+    """Return a value in a dtype; the cast belongs to a node."""
+    is_same = value.meta["val"].dtype == dtype
+    return value if is_same else add(node, aten._to_copy.default, (value,), dtype=dtype)
 
 
 def _once(vector: Any) -> Any:

@@ -147,11 +147,15 @@ class _Run:
 
 
 def _reads_exact(reader: ir.Node) -> bool:
-    """Check whether a node may read a value before its rounding, and if it moves data, whether all its readers may."""
-    if READS_ROUNDED in reader.metadata_props or is_discontinuous(reader):
-        return False
+    return not is_discontinuous(reader) and not _asks_for_rounding(reader)
+
+
+def _asks_for_rounding(reader: ir.Node) -> bool:
+    """Check whether the lowering of a node asked for the rounding; one that moves data asks if a reader does."""
+    if READS_ROUNDED in reader.metadata_props:
+        return True
     moves = not reader.domain and reader.op_type in {*_MOVES, "Concat"}
-    return not moves or all(_reads_exact(use.node) for value in reader.outputs for use in value.uses())
+    return moves and any(_asks_for_rounding(use.node) for value in reader.outputs for use in value.uses())
 
 
 def _first(node: ir.Node) -> ir.Value:

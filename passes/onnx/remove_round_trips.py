@@ -43,7 +43,7 @@ class RemoveRoundTrips(ir.passes.InPlacePass):
     3. No operator decides by the value: no comparison, conversion to integers or sort reads it, or reads a number that
        follows from it and is not rounded. In x == max(x), and in x - floor(x), all operands come from one x.
     4. The reader is no rounding, check for NaN or cast either. Outputs of the graph are readers, too. The reader's
-       lowering did not ask for the rounding (metadata READS_ROUNDED), nor does one that reads it after data movement.
+       lowering did not ask for the rounding (metadata READS_ROUNDED), nor did that of a node behind data movement.
 
     Attributes:
         excess_precision: also remove roundings to bfloat16 between ATen nodes.

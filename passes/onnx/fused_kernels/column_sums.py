@@ -62,7 +62,8 @@ def parts_of(rows: Size, columns: int, *, whole: bool, batch: int = 1) -> int:
         return enough if whole else max(_PARTS, enough)
     count = rows.factor
     if batch > 1:
-        return batch * _equal_parts(count // batch, max(1, enough // batch))
+        least, few = (_LEAST_WHOLE, _LEAST) if whole else (_LEAST, _FEW_ROWS)
+        return batch * _equal_parts(count // batch, max(1, enough // batch), least, few)
     if count <= (_LEAST_WHOLE if whole else _MOST):
         return 1
     if whole:
@@ -74,11 +75,18 @@ def parts_of(rows: Size, columns: int, *, whole: bool, batch: int = 1) -> int:
     return -(-count // (found if count // found <= _MOST_PARTS else most))
 
 
-def _equal_parts(rows: int, enough: int) -> int:
-    """Return into how many equal parts to cut rows, if so many are enough: the divisor is the nearest that there is."""
-    if rows <= _FEW_ROWS:
+def _equal_parts(rows: int, enough: int, least: int, few: int) -> int:
+    """Return into how many equal parts to cut rows: the nearest number to `enough` that divides them.
+
+    Args:
+        rows: the number of rows.
+        enough: the number of parts that keeps a device busy.
+        least: rows of a part, at least, if there is such a divisor.
+        few: rows that are one part.
+    """
+    if rows <= few:
         return 1
-    most = max(2 * _LEAST, rows // enough)
-    below, above = range(min(rows, most), _LEAST - 1, -1), range(most + 1, rows + 1)
+    most = max(2 * least, rows // enough)
+    below, above = range(min(rows, most), least - 1, -1), range(most + 1, rows + 1)
     found = next((part for part in (*below, *above) if rows % part == 0), rows)
     return rows // found

@@ -94,7 +94,8 @@ class Rows:
         whole = 1 << (self.columns - 1).bit_length()
         if self.kernel.has_row_numbers:
             return whole
-        return min(whole, max(_SUM_COLUMNS, _ELEMENTS // self._most_rows) if self._sums_all else TILE_COLUMNS)
+        least = _SUM_COLUMNS if self._sums_all else TILE_COLUMNS
+        return min(whole, max(least, _ELEMENTS // self._most_rows))
 
     @property
     def blocks(self) -> int:

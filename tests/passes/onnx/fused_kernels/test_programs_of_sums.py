@@ -69,6 +69,17 @@ def test_images_are_summed_by_many_programs(batch: int, positions: int, columns:
     assert 200 <= first.programs([]) <= 12 * ENOUGH
 
 
+@pytest.mark.parametrize("rows", [1, 2, 4, 7, 15])
+def test_few_rows_of_each_group_are_summed_in_large_tiles(rows: int) -> None:
+    """The gradient of keys and values that several queries share is such a sum."""
+    text = f"""g (float[64,{rows},4096] x) => (float[64,4096] s) <int64[1] one = {{1}}> {{
+      e = Exp(x)
+      s = ReduceSum<keepdims=0>(e, one)
+    }}"""
+    (only,) = fused_ops(fused(text))
+    assert only.programs([]) * 512 <= 64 * rows * 4096, "a tile has 512 elements or more"
+
+
 @pytest.mark.parametrize("batch", [2, 3, 64, 1000])
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_part_has_rows_of_one_image(batch: int, whole: bool) -> None:

@@ -104,6 +104,24 @@ def test_group_norm_reads_the_image_in_three_kernels() -> None:
         assert_interpreted_alike(model, inputs)
 
 
+@pytest.mark.parametrize(("images", "rows", "kernels"), [(3, 7, 1), (4, 600, 2), (2, 37, 1)])
+def test_whole_rows_are_summed_for_each_image(images: int, rows: int, kernels: int) -> None:
+    text = f"""g (float[{images},{rows},40] x) => (float[{images},40] s)
+      <int64[1] one = {{1}}, int64[1] last = {{-1}}> {{
+      largest = ReduceMax<keepdims=1>(x, last)
+      less = Sub(x, largest)
+      e = Exp(less)
+      s = ReduceSum<keepdims=0>(e, one)
+    }}"""
+    plain = onnx.parser.parse_model(HEADER + text)
+    model = fused(plain)
+    assert len([node for node in model.graph if node.domain == DOMAIN]) == kernels
+    inputs = inputs_of(plain, 0, {})
+    assert_fused_alike(plain, model, inputs, 1e-5)
+    if triton_version() is not None:
+        assert_interpreted_alike(model, inputs)
+
+
 def test_sums_of_other_groups_are_other_kernels() -> None:
     text = """g (float[4,6,8,32] x) => (float[4,8,32] a, float[4,6,32] b, float[4,32] c)
       <int64[1] one = {1}, int64[1] two = {2}, int64[2] both = {1, 2}> {

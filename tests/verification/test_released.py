@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -37,15 +38,20 @@ def test_neither_graphs_nor_sessions_stay(call: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("call", [ort_dynamo.verify, ort_dynamo.explain])
 def test_a_call_leaves_few_objects(call: Callable[..., Any]) -> None:
+    """A leak is in each call; one of them may import a module, or be the first with a size of a cache of torch's."""
     model, given = TwelveLayers(), batch()
     for _ in range(2):
         call(model, *given)
-    gc.collect()
-    before = len(gc.get_objects())
+    counts = [count_objects()]
     for _ in range(3):
         call(model, *given)
+        counts.append(count_objects())
+    assert min(after - before for before, after in pairwise(counts)) < 4_000
+
+
+def count_objects() -> int:
     gc.collect()
-    assert (len(gc.get_objects()) - before) / 3 < 4_000
+    return len(gc.get_objects())
 
 
 def test_the_option_lets_go_of_graphs_after_the_last_checked_call() -> None:

@@ -51,14 +51,15 @@ class RecomputePointwise(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Tag nodes of a joint graph, and let operands of ReLUs decide, in place."""
-        signs = list(_Search(JointGraph(graph_module)).signs())
+        search = _Search(JointGraph(graph_module))
+        signs = list(search.signs())
         for one in signs:
             one.gradient.update_arg(1, one.operand)
             tag(one.repeated, CheckpointPolicy.MUST_RECOMPUTE, self.name)
-        chosen = list(_Search(JointGraph(graph_module)).chosen())
-        is_tagged = tag(chosen, CheckpointPolicy.MUST_RECOMPUTE, self.name)
         if signs:
             graph_module.recompile()
+            search = _Search(JointGraph(graph_module))
+        is_tagged = tag(list(search.chosen()), CheckpointPolicy.MUST_RECOMPUTE, self.name)
         return PassResult(graph_module, is_tagged or bool(signs))
 
 

@@ -127,11 +127,13 @@ def is_normalized(fake: torch.Tensor, groups: int | None = None) -> bool:
 
     Args:
         fake: the image.
-        groups: into how many groups the channels of each image are cut; None if each channel of all images is one.
+        groups: into how many groups the channels of each image are cut, of which the number has to be known; None if
+            each channel of all images is one.
     """
-    if not is_known(fake) or fake.shape[1] < 2:
+    images, channels, *positions = fake.shape
+    if not is_known(fake) or channels < 2 or (groups is not None and not isinstance(images, int)):
         return False
-    return known_true(math.prod((fake.shape[0] if groups is None else fake.shape[1] // groups, *fake.shape[2:])) >= 4)
+    return known_true(math.prod((images if groups is None else channels // groups, *positions)) >= 4)
 
 
 def viewed(node: Node, inner: Node) -> tuple[Any, tuple[Any, ...], bool] | None:

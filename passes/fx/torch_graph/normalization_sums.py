@@ -299,8 +299,11 @@ def group_gradients_of(
         left = add(aten.sub.Tensor, add(aten.sub.Tensor, g, first), add(aten.mul.Tensor, scaled, second))
         of_image = add.to(groups.joined(add(aten.mul.Tensor, left, deviation)), image.meta["val"].dtype)
     dtype = wide if weight is None else weight.meta["val"].dtype  # type: ignore[union-attr]
-    of_weight, of_bias = (add.to(groups.of_all_images(one), dtype) for one in (along, total))
-    return Gradients(of_image, of_weight if given[1] else None, of_bias if given[2] else None)
+    of_weight, of_bias = (
+        add.to(groups.of_all_images(one), dtype) if is_wanted else None
+        for one, is_wanted in zip((along, total), given[1:], strict=True)
+    )
+    return Gradients(of_image, of_weight, of_bias)
 
 
 class _Groups:

@@ -233,8 +233,6 @@ class _Images(ImageNodes):
         if image not in self._inner or not is_normalized(image.meta["val"], groups):
             return False
         if is_grouped:
-            if isinstance(image.meta["val"].shape[0], torch.SymInt):
-                return False
             self._take(node, group_normalized(node, self._dense(image, node), origin(node)), None)
             return True
         places = FORWARD[node.target]  # type: ignore[index]
@@ -274,7 +272,7 @@ class _Images(ImageNodes):
         statistics = args[2:4] if is_grouped else args[5:7]
         if not is_normalized(image.meta["val"], args[8] if is_grouped else None) or None in statistics:
             return False
-        if isinstance(image.meta["val"].shape[0], torch.SymInt) if is_grouped else not args[7]:
+        if not is_grouped and not args[7]:  # in eval mode
             return False
         mean, deviation = (self._wide.get(one, one) for one in statistics)
         gradient, image = (self._permuted(one, node) for one in (gradient, image))

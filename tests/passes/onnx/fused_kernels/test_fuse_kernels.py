@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from generated_graphs import GraphMaker, inputs_of
+from generated_graphs import GraphMaker, as_numpy, as_torch, inputs_of
 from numpy_form import computed
+from triton_interpreter import interpret
 
 from ort_dynamo.graph.fused_op import DOMAIN, ITSELF
 from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels, fused_kernels
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
+from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.runtime.installed.importing import onnxruntime
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>\n'
@@ -78,6 +80,20 @@ def kernel_results(kernel: Kernel, given: list[np.ndarray]) -> list[np.ndarray]:
     flat = computed(kernel, given, symbols)
     shapes = [[size.value(symbols) for size in store.shape] for store in kernel.stores]
     return [one.reshape(shape) for one, shape in zip(flat, shapes, strict=True)]
+
+
+def interpreted(
+    model: ir.Model, inputs: Mapping[str, np.ndarray]
+) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    """Yield the outputs of each fused node by Triton's interpreter and by its NumPy form, on its inputs in a model."""
+    kernels, values = fused_kernels(model), with_kernels(model, inputs, body=False, whole=True)
+    for node in ir.to_proto(model).graph.node:
+        if node.domain == DOMAIN:
+            given = [values[name] for name in node.input]
+            op = fused_op(kernels[node.op_type], node.op_type)
+            found = map(as_numpy, interpret(op, list(map(as_torch, given))))
+            right = kernel_results(kernels[node.op_type], given)
+            yield dict(zip(node.output, found, strict=True)), dict(zip(node.output, right, strict=True))
 
 
 def reference(model: onnx.ModelProto, node: onnx.NodeProto, given: dict[str, np.ndarray]) -> list[np.ndarray]:

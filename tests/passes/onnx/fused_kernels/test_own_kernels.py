@@ -9,15 +9,12 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from generated_graphs import as_numpy, as_torch
 from kernel_resources import resources
 from onnx_ir.passes.common import RemoveUnusedNodesPass
-from test_fuse_kernels import HEADER, fused, kernel_results, with_kernels
-from triton_interpreter import interpret
+from test_fuse_kernels import HEADER, fused, interpreted, with_kernels
 
 from ort_dynamo.graph.fused_op import DOMAIN
-from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops, lacks_kernel
-from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
+from ort_dynamo.passes.onnx.fuse_kernels import fused_ops, lacks_kernel
 from ort_dynamo.runtime.kernels.fused_kernel import CompiledKernel
 from ort_dynamo.runtime.kernels.kernel_compiler import compile_kernels, triton_version
 from ort_dynamo.targets.target import OWN_KERNELS
@@ -69,18 +66,13 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
         np.testing.assert_array_equal(found[name], right)
 
 
-def interpreted(model: ir.Model, inputs: dict[str, np.ndarray]) -> int:
+def assert_interpreted(model: ir.Model, inputs: dict[str, np.ndarray]) -> int:
     """Compare each fused node by Triton's interpreter with its NumPy form; gives how many there are."""
-    kernels, proto, seen = fused_kernels(model), ir.to_proto(model), 0
-    values = with_kernels(model, inputs, body=False, whole=True)
-    for node in proto.graph.node:
-        if node.domain == DOMAIN:
-            given = [values[name] for name in node.input]
-            op = fused_op(kernels[node.op_type], node.op_type)
-            found = list(map(as_numpy, interpret(op, list(map(as_torch, given)))))
-            for one, right in zip(found, kernel_results(kernels[node.op_type], given), strict=True):
-                np.testing.assert_array_equal(one, right)
-            seen += 1
+    seen = 0
+    for found, right in interpreted(model, inputs):
+        for name, one in found.items():
+            np.testing.assert_array_equal(one, right[name])
+        seen += 1
     return seen
 
 
@@ -95,7 +87,7 @@ def test_one_node_is_a_kernel(op_type: str, dtype: str, shapes: tuple[str, str, 
     assert_equal(with_kernels(model, inputs, body=False), expected)
     assert_equal(with_kernels(model, inputs, body=True), expected)
     if triton_version() is not None:
-        assert interpreted(model, inputs) == 1
+        assert assert_interpreted(model, inputs) == 1
 
 
 @pytest.mark.parametrize("number", [3, -1, -(1 << 63), (1 << 63) - 1, ~(1 << 62)])
@@ -108,7 +100,7 @@ def test_a_number_is_part_of_the_kernel(number: int) -> None:
     assert_equal(with_kernels(model, inputs, body=False), {"y": inputs["a"] ^ np.int64(number)})
     assert_equal(with_kernels(model, inputs, body=True), {"y": inputs["a"] ^ np.int64(number)})
     if triton_version() is not None:
-        assert interpreted(model, inputs) == 1
+        assert assert_interpreted(model, inputs) == 1
 
 
 CHAIN = """g (int64[5,37] a, int32[5,37] b, int64[37] c) => (int64[5,37] y, bool[5,37] z) <int64 one = {1}> {
@@ -125,7 +117,7 @@ def test_neighbouring_operators_join_the_kernel() -> None:
     assert_equal(with_kernels(model, inputs, body=False), expected)
     assert_equal(with_kernels(model, inputs, body=True), expected)
     if triton_version() is not None:
-        assert interpreted(model, inputs) == 1
+        assert assert_interpreted(model, inputs) == 1
 
 
 def integer_graph(seed: int) -> onnx.ModelProto:
@@ -178,7 +170,7 @@ def test_a_generated_graph_computes_the_same(seed: int) -> None:
         assert_equal(with_kernels(model, inputs, body=False), expected)
         assert_equal(with_kernels(model, inputs, body=True), expected)
         if triton_version() is not None and seed < 12:
-            assert interpreted(model, inputs)
+            assert assert_interpreted(model, inputs)
 
 
 def test_generated_graphs_have_such_nodes() -> None:

@@ -10,13 +10,10 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from generated_graphs import as_numpy, as_torch, inputs_of
-from test_fuse_kernels import HEADER, assert_fused_alike, assert_same, fused, kernel_results, with_kernels
-from triton_interpreter import interpret
+from generated_graphs import inputs_of
+from test_fuse_kernels import HEADER, assert_fused_alike, assert_same, fused, interpreted
 
 from ort_dynamo.graph.fused_op import DOMAIN
-from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels
-from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.runtime.kernels.kernel_compiler import triton_version
 
 SUMS = """g (bfloat16[N,H,W,C] x, float[C] w) => (float[N,C] each, float[N,1,1,C] squares, float[C] all)
@@ -57,14 +54,8 @@ def test_sums_are_of_the_rows_of_each_image(shape: tuple[int, int, int, int], ke
 
 def assert_interpreted_alike(model: ir.Model, inputs: Mapping[str, np.ndarray]) -> None:
     """Compare each fused node by Triton's interpreter with its NumPy form."""
-    kernels, values = fused_kernels(model), with_kernels(model, inputs, body=False, whole=True)
-    for node in ir.to_proto(model).graph.node:
-        if node.domain == DOMAIN:
-            given = [values[name] for name in node.input]
-            op = fused_op(kernels[node.op_type], node.op_type)
-            found = list(map(as_numpy, interpret(op, list(map(as_torch, given)))))
-            right = kernel_results(kernels[node.op_type], given)
-            assert_same(dict(zip(node.output, found, strict=True)), dict(zip(node.output, right, strict=True)), 1e-5)
+    for found, right in interpreted(model, inputs):
+        assert_same(found, right, 1e-5)
 
 
 NORM = """g (bfloat16[3,30,28,24] x, float[4,6] w) => (bfloat16[3,30,28,24] y, float[3,4] mean)

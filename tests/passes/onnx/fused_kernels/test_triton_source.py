@@ -26,13 +26,11 @@ from test_fuse_kernels import (
     assert_same,
     cross_entropy,
     fused,
-    kernel_results,
-    with_kernels,
+    interpreted,
 )
 from test_totals import generated, statistics
 from triton_interpreter import interpret
 
-from ort_dynamo.graph.fused_op import DOMAIN
 from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.runtime.kernels.fused_kernel import CompiledKernel
@@ -43,16 +41,8 @@ pytestmark = pytest.mark.skipif(triton_version() is None, reason="there is no Tr
 
 def assert_interpreted(model: ir.Model, inputs: dict[str, np.ndarray]) -> int:
     """Compare each fused node of a model on its inputs there; gives the number of nodes."""
-    kernels, seen = fused_kernels(model), 0
-    proto = ir.to_proto(model)
-    values = with_kernels(model, inputs, body=False, whole=True)
-    for node in proto.graph.node:
-        if node.domain != DOMAIN:
-            continue
-        given = [values[name] for name in node.input]
-        op = fused_op(kernels[node.op_type], node.op_type)
-        found = dict(zip(node.output, map(as_numpy, interpret(op, list(map(as_torch, given)))), strict=True))
-        expected = dict(zip(node.output, kernel_results(kernels[node.op_type], given), strict=True))
+    seen = 0
+    for found, expected in interpreted(model, inputs):
         # Where a number lies between two of a half type, another order of a sum is enough for the other one.
         is_half = any(one.dtype.name in ("bfloat16", "float16") for one in expected.values())
         assert_same(found, expected, 2e-2 if is_half else 2e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def test_neither_graphs_nor_sessions_stay(call: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("call", [ort_dynamo.verify, ort_dynamo.explain])
 def test_a_call_leaves_few_objects(call: Callable[..., Any]) -> None:
-    """A leak is in each call; one of them may import a module, or be the first with a size of a cache of torch's."""
+    """A leak is in each call; one call of three may differ, as after some other tests."""
     model, given = TwelveLayers(), batch()
     for _ in range(2):
         call(model, *given)
@@ -46,7 +47,7 @@ def test_a_call_leaves_few_objects(call: Callable[..., Any]) -> None:
     for _ in range(3):
         call(model, *given)
         counts.append(count_objects())
-    assert min(after - before for before, after in pairwise(counts)) < 4_000
+    assert median(after - before for before, after in pairwise(counts)) < 4_000
 
 
 def count_objects() -> int:

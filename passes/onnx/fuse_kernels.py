@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ from ort_dynamo.passes.onnx.fused_kernels.group_kernel import kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.groups import find_groups
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, product
 from ort_dynamo.passes.onnx.fused_kernels.made import KERNEL, fused_kernels
-from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
+from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes, dimension_of
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.targets.target import OPSET
@@ -117,8 +116,9 @@ class FuseKernels(ir.passes.InPlacePass):
         node.name, node.metadata_props[PASS] = f"{name}_{group.outputs[0].name}", repr(self)
         for new, old, store in zip(node.outputs, group.outputs, kernel.stores, strict=True):
             new.name, new.type, new.shape = old.name, old.type, old.shape
-            if is_in_parts(store, old):
-                new.name, new.shape = names.name(f"{old.name}_parts"), ir.Shape([size.factor for size in store.shape])
+            if is_in_parts(store):
+                dims = [dimension_of(size, kernel.symbols, group.inputs) for size in store.shape]
+                new.name, new.shape = names.name(f"{old.name}_parts"), ir.Shape(dims)
         return node
 
     def _put_in(self, names: NewValues, group: Group, node: ir.Node, finishing: list[list[ir.Node]]) -> None:
@@ -138,7 +138,7 @@ def _readers_of_parts(groups: Sequence[Group], kernels: Sequence[Kernel]) -> set
     sums: dict[ir.Value, int] = {}
     for group, kernel in zip(groups, kernels, strict=True):
         for store, output in zip(kernel.stores, group.outputs, strict=True):
-            if is_in_parts(store, output):
+            if is_in_parts(store):
                 sums[output] = product(kernel.column_loops).factor
     found = set()
     for group, kernel in zip(groups, kernels, strict=True):
@@ -171,21 +171,16 @@ def _finished(
     for total, parts in sums:
         assert parts.shape is not None
         assert total.shape is not None
-        shape, (count, width) = list(total.shape.numpy()), parts.shape.numpy()
-        batch = math.prod(shape) // width
-        if batch > 1:
-            cut = [batch, count // batch, width]
-            parts = tape.op("Reshape", [parts, new.shape(cut)], version=OPSET)
-            parts.shape, parts.type = ir.Shape(cut), total.type
-        axis = int(batch > 1)
-        summed = tape.op("ReduceSum", [parts, new.shape([axis])], {"keepdims": 0}, version=OPSET)
+        *before, _, width = parts.shape
+        summed = tape.op("ReduceSum", [parts, new.shape([len(before)])], {"keepdims": 0}, version=OPSET)
         summed.name, summed.type = new.name(f"{total.name}_flat"), total.type
-        summed.shape = ir.Shape([batch, width][1 - axis :])
+        summed.shape = ir.Shape([*before, width])
         node = summed.producer()
         assert node is not None
         added.append(node)
-        is_flat = len(shape) == 1 + axis
-        found[total] = summed if is_flat else tape.op("Reshape", [summed, new.shape(shape)], version=OPSET)
+        sizes = [dim if isinstance(dim, int) else -1 for dim in total.shape]
+        is_flat = len(sizes) == len(summed.shape)
+        found[total] = summed if is_flat else tape.op("Reshape", [summed, new.shape(sizes)], version=OPSET)
     new.model.graph.insert_after(after, tape.nodes)
     finishing.append(added)
     return found

@@ -121,17 +121,16 @@ def is_of_channels(node: Node) -> bool:
 
 
 def is_normalized(fake: torch.Tensor, groups: int | None = None) -> bool:
-    """Check whether a normalization of an image becomes sums: it has several channels, and four elements or more.
+    """Check whether a normalization becomes sums: its image has several channels, and it four elements or more.
 
     Fewer elements keep their operator, which reads them as rounded to a half type (`read_saved_statistics`).
 
     Args:
         fake: the image.
-        groups: into how many groups the channels of each image are cut, of which the number has to be known; None if
-            each channel of all images is one.
+        groups: into how many groups the channels of each image are cut; None if each channel of all images is one.
     """
     images, channels, *positions = fake.shape
-    if not is_known(fake) or channels < 2 or (groups is not None and not isinstance(images, int)):
+    if not is_known(fake) or channels < 2:
         return False
     return known_true(math.prod((images if groups is None else channels // groups, *positions)) >= 4)
 

@@ -146,7 +146,7 @@ class _Grouped(NamedTuple):
         mean: the mean of each channel, shape (images, channels).
         deviation: one over the deviation, of the same shape.
         weight: the weight, broadcast to the image, or None.
-        sizes: arguments of the normalization: images, channels, positions, groups.
+        sizes: arguments of the normalization: images (a node if their number is symbolic), channels, positions, groups.
     """
 
     image: Node
@@ -154,15 +154,16 @@ class _Grouped(NamedTuple):
     mean: Node
     deviation: Node
     weight: Node | None
-    sizes: tuple[int, ...]
+    sizes: tuple[Any, ...]
 
 
 def _group_instance_norm(norm: Node, found: _InstanceNorm, add: Callable[..., Node]) -> None:
     fake = found.image.meta["val"]
     count, channels, *positions = fake.shape
     wide = torch.promote_types(fake.dtype, torch.float32)
-    sizes = (count, channels, math.prod(positions), channels)
     with norm.graph.inserting_before(norm):
+        images = count if isinstance(count, int) else add(norm, aten.sym_size.int, (found.image, 0))
+        sizes = (images, channels, math.prod(positions), channels)
         weight, bias = (
             one
             if one is None
@@ -328,10 +329,11 @@ def _can_sum(fake: torch.Tensor) -> bool:
 
 
 def _can_group(fake: torch.Tensor) -> bool:
-    """Check for several images of several channels and positions, of static sizes."""
-    count, channels, *positions = fake.shape
-    is_static = all(isinstance(one, int) for one in fake.shape)
-    return is_static and count > 1 and channels > 1 and math.prod(positions) > 1 and fake.dtype.is_floating_point
+    """Check for several images, whose number may be symbolic, of several channels and positions."""
+    count, *size = fake.shape
+    if not all(isinstance(one, int) for one in size) or not known_true(count > 1):
+        return False
+    return size[0] > 1 and math.prod(size[1:]) > 1 and fake.dtype.is_floating_point
 
 
 def _has_plain_numbers(norm: Node, dtype: torch.dtype) -> bool:

@@ -245,7 +245,7 @@ def group_normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normal
 
     Args:
         node: calls GROUP_NORM.
-        image: the image to normalize, channels last, contiguous and of static sizes.
+        image: the image to normalize, channels last and contiguous. Its batch may be symbolic.
         meta: the metadata of the calls.
     """
     _, weight, bias, *_, eps = node.args
@@ -276,7 +276,7 @@ def group_gradients_of(
     Args:
         node: a call of GROUP_NORM_GRADIENT.
         gradient: the gradient of the normalized image, in channels_last.
-        image: the image in channels_last, of static sizes.
+        image: the image in channels_last; its batch may be symbolic.
         mean: the mean of each group, shape (images, groups).
         deviation: one over the deviation, with eps, of the same shape.
         meta: the metadata of the calls.
@@ -316,18 +316,18 @@ class _Groups:
 
     def __init__(self, node: Node, image: Node, groups: Any, meta: Mapping[str, Any]) -> None:
         self.add = _Builder(node, meta)
-        self._shape = list(image.meta["val"].shape)
+        images, *self._positions, channels = image.meta["val"].shape
+        self._images = images if isinstance(images, int) else -1
         self.wide = _wide(image.meta["val"].dtype)
-        self._images, *self._positions, channels = self._shape
         self._groups = [groups, channels // groups]
 
     def cut(self, image: Node) -> Node:
         """Return a view of an image: (images, positions …, groups, channels of a group)."""
-        return self.add(aten.view.default, image, [*self._shape[:-1], *self._groups])
+        return self.add(aten.view.default, image, [self._images, *self._positions, *self._groups])
 
     def joined(self, image: Node) -> Node:
         """Return a cut image as it was."""
-        return self.add(aten.view.default, image, self._shape)
+        return self.add(aten.view.default, image, [self._images, *self._positions, math.prod(self._groups)])
 
     def of_channels(self, value: Any) -> Node:
         """Return a view of a weight or bias that fits a cut image."""

@@ -59,8 +59,8 @@ class PermuteImages(PassBase):
     The graph gets explicit permutations. The result of a convolution is permuted to (rows, height, width, channels),
     which is a view. The next operators compute such contiguous tensors, and the next convolution reads the inverse
     permutation. Values do not change, whatever layout the tensors get. A batch norm in training mode, or a group or
-    instance norm of a static batch, becomes sums over positions and arithmetic (`normalization_sums.py`), for fused
-    kernels, if it normalizes at least four elements together. An operator without a channels_last form reads a
+    instance norm, becomes sums over positions and arithmetic (`normalization_sums.py`), for fused kernels, if it
+    normalizes at least four elements together. An operator without a channels_last form reads a
     contiguous copy.
 
     The pass handles half dtypes, float32 if cuDNN may use TF32, and static sizes, except for the batch.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.opsets import ONNX_DOMAINS
 from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import measuring
 from ort_dynamo.passes.onnx.fused_kernels.group import Group
@@ -28,9 +29,7 @@ def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports:
     values: dict[ir.Value, ir.Value] = {value: ir.Value(name=f"x{n}") for n, value in enumerate(group.inputs)}
     inputs, nodes = list(values.values()), []
     parts = {
-        output.producer()
-        for store, output in zip(kernel.stores, group.outputs, strict=True)
-        if is_in_parts(store, output)
+        output.producer() for store, output in zip(kernel.stores, group.outputs, strict=True) if is_in_parts(store)
     }
     for number, node in enumerate([*measuring(group.nodes), *group.nodes]):
         read: list[ir.Value | None] = []
@@ -48,8 +47,8 @@ def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports:
             new.name, values[old] = f"y{number}_{place}" if old.name else "", new
         nodes.append(copy)
     for store, output in zip(kernel.stores, group.outputs, strict=True):
-        if is_in_parts(store, output):
-            nodes += _in_parts(values, output, kernel, [size.factor for size in store.shape])
+        if is_in_parts(store):
+            nodes += _in_parts(values, output, kernel, store.shape)
     used = {node.domain for node in nodes}
     graph = ir.Graph(
         inputs,
@@ -60,12 +59,14 @@ def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports:
     return ir.Function(domain, name, graph=graph, attributes=())
 
 
-def is_in_parts(store: Store | ColumnSum, output: ir.Value) -> bool:
+def is_in_parts(store: Store | ColumnSum) -> bool:
     """Check whether a kernel stores the sums of parts in place of an output."""
-    return isinstance(store, ColumnSum) and [size.factor for size in store.shape] != list(output.shape or ())
+    return isinstance(store, ColumnSum) and store.in_parts
 
 
-def _in_parts(values: dict[ir.Value, ir.Value], output: ir.Value, kernel: Kernel, shape: list[int]) -> list[ir.Node]:
+def _in_parts(
+    values: dict[ir.Value, ir.Value], output: ir.Value, kernel: Kernel, shape: Sequence[Size]
+) -> list[ir.Node]:
     """Return the nodes of the partial sums that replace the sum: of rows in equal parts, with zeros at the end."""
     producer = output.producer()
     assert producer is not None
@@ -82,16 +83,20 @@ def _in_parts(values: dict[ir.Value, ir.Value], output: ir.Value, kernel: Kernel
     def integers(*numbers: int) -> ir.Value:
         return add("Constant", value=ir.tensor(np.array(numbers, np.int64)))
 
-    parts, columns = shape
-    rows = values[x]
+    *several, columns = [-1 if size.symbols else size.factor for size in shape]
+    rows, of_part = values[x], -1
+    if -1 in several:
+        assert kernel.part is not None
+        of_part = kernel.part
     if not kernel.has_even_parts:
+        (parts,) = several
         rows = add("Reshape", rows, integers(-1, columns))
         count = add("Gather", add("Shape", rows), integers(0))  # a Shape of a part needs opset 15
         part = add("Div", add("Add", count, integers(parts - 1)), integers(parts))
         left = add("Sub", add("Mul", part, integers(parts)), count)
         rows = add("Pad", rows, add("Concat", integers(0, 0), left, integers(0), axis=0))
-    cut = add("Reshape", rows, integers(parts, -1, columns))
-    values[output] = add("ReduceSum", cut, integers(1), keepdims=0)
+    cut = add("Reshape", rows, integers(*several, of_part, columns))
+    values[output] = add("ReduceSum", cut, integers(len(several)), keepdims=0)
     return nodes
 
 

@@ -25,6 +25,11 @@ _LEAST, _MOST, _PARTS = 16, 128, 64
 _LEAST_WHOLE = 4
 _MOST_PARTS = 1024
 
+_USUAL_BATCH = 8
+"""Images that a batch of symbolic size is taken to have. With fewer, some multiprocessors are idle."""
+
+_ONE = Size()
+
 
 def summed_axes(node: ir.Node) -> range | None:
     """Return the axes that a ReduceSum of float32 or float64 adds up, one after another; None if the last is one.
@@ -43,7 +48,7 @@ def summed_axes(node: ir.Node) -> range | None:
     return along if found == list(along) and 0 < along.stop < rank else None
 
 
-def parts_of(rows: Size, columns: int, *, whole: bool, batch: int = 1) -> int:
+def parts_of(rows: Size, columns: int, *, whole: bool, batch: Size = _ONE) -> Size:
     """Find the number of parts of the rows, each of which one program sums.
 
     It depends on these arguments alone, so results are the same on every device. A second kernel adds the partial sums.
@@ -54,25 +59,27 @@ def parts_of(rows: Size, columns: int, *, whole: bool, batch: int = 1) -> int:
         rows: the number of all rows.
         columns: the number of columns.
         whole: whether a program holds whole rows. Otherwise there are programs for each tile of columns, too.
-        batch: how many equal groups of rows have sums of their own; a part is of one of them.
+        batch: how many equal groups of rows have sums of their own; a part is of one of them. Its symbols are those of
+            the rows.
     """
     tiles = 1 if whole else -(-columns // TILE_COLUMNS)
     enough = max(1, _PROGRAMS // tiles)
-    if rows.symbols:
-        return enough if whole else max(_PARTS, enough)
     count = rows.factor
-    if batch > 1:
+    if batch != _ONE:
         least, few = (_LEAST_WHOLE, _LEAST) if whole else (_LEAST, _FEW_ROWS)
-        return batch * _equal_parts(count // batch, max(1, enough // batch), least, few)
+        groups = batch.factor * (_USUAL_BATCH if batch.symbols else 1)
+        return batch * Size(_equal_parts(count // batch.factor, max(1, enough // groups), least, few))
+    if rows.symbols:
+        return Size(enough if whole else max(_PARTS, enough))
     if count <= (_LEAST_WHOLE if whole else _MOST):
-        return 1
+        return _ONE
     if whole:
         most = max(count // enough, min(2 * _LEAST_WHOLE, -(-count // _FEW_PROGRAMS)))
     else:
         most = max(2 * _LEAST, min(count // enough, max(_MOST, count // _PARTS)))
     least = min(most, _LEAST_WHOLE if whole else _LEAST)
     found = next((part for part in range(most, least - 1, -1) if count % part == 0), most)
-    return -(-count // (found if count // found <= _MOST_PARTS else most))
+    return Size(-(-count // (found if count // found <= _MOST_PARTS else most)))
 
 
 def _equal_parts(rows: int, enough: int, least: int, few: int) -> int:

@@ -92,7 +92,7 @@ class _Lowering:
     """Follows each output back to the loads, with the loops that run along its axes."""
 
     def __init__(self, group: Group, shapes: Shapes, loops: Sequence[Size], columns: int, in_parts: bool) -> None:
-        self._parts, self._in_parts = 0, in_parts
+        self._parts, self._in_parts = Size(0), in_parts
         self._group, self._shapes, self._loops, self._columns = group, shapes, tuple(loops), columns
         self._inside: Collection[ir.Node] = frozenset(group.nodes)
         self._places = {value: index for index, value in enumerate(group.inputs)}
@@ -112,7 +112,7 @@ class _Lowering:
         inputs, outputs = (tuple(map(_dtype, values)) for values in (self._group.inputs, self._group.outputs))
         steps = tuple(self._steps.steps)
         kernel = Kernel(self._loops, self._columns, inputs, steps, outputs, tuple(stores), self._parts)
-        if kernel.parts and kernel.is_long:
+        if kernel.sums_rows and kernel.is_long:
             raise CannotFuseError("the rows are too long to be summed in parts")
         if kernel.stops and (kernel.columns or any(isinstance(s, Load) and (s.only or s.places) for s in steps)):
             raise CannotFuseError("a kernel with a stop reduces rows, or loads conditionally or by an index")
@@ -122,13 +122,16 @@ class _Lowering:
     def _summed(self, node: ir.Node) -> ColumnSum:
         """Return the sum over the rows of a node's input."""
         step, parts = self._summand(node)
-        columns = product(self._loops[-self._columns :])
-        is_whole = Size(parts) == self._batch_of(node)
-        if not (is_whole or self._in_parts):
+        before, batch = self._before(node), self._batch()
+        if parts == product(before):
+            return ColumnSum(step, self._shapes(node.outputs[0]), in_parts=False)
+        if not self._in_parts:
             raise CannotFuseError("a sum over rows has more parts than results")
-        return ColumnSum(step, self._shapes(node.outputs[0]) if is_whole else (Size(parts), columns))
+        is_of_batch = batch != Size() and product(before) == batch
+        shape = (*before, Size(parts.factor // batch.factor)) if is_of_batch else (parts,)
+        return ColumnSum(step, (*shape, product(self._loops[-self._columns :])), in_parts=True)
 
-    def _summand(self, node: ir.Node) -> tuple[int, int]:
+    def _summand(self, node: ir.Node) -> tuple[int, Size]:
         """Return the step that a node sums over rows, and in how many parts."""
         x = node.inputs[0]
         assert x is not None
@@ -142,24 +145,25 @@ class _Lowering:
         if [loop for axis in layout[axes.stop :] for loop in axis] != list(every[-self._columns :]):
             raise CannotFuseError("the columns of a sum are not the columns of the kernel")
         whole, batch = any(reduced_axes(one) is not None for one in self._group.nodes), self._batch()
-        if batch > 1 and rows.symbols:
+        if batch != Size() and rows.symbols != batch.symbols:
             raise CannotFuseError("a sum for each of several groups of rows has a symbolic number of rows")
         self._parts = parts_of(rows, columns.factor, whole=whole, batch=batch) if self._in_parts else batch
         return self._step(x, layout), self._parts
 
-    def _batch(self) -> int:
+    def _batch(self) -> Size:
         """Return how many groups of rows have sums of their own."""
-        counts = {self._batch_of(node) for node in self._group.nodes if summed_axes(node) is not None} - {Size()}
-        if len(counts) > 1 or any(one.symbols for one in counts):
-            raise CannotFuseError("two sums over rows are not of the same groups of rows, or their number is symbolic")
-        return max((one.factor for one in counts), default=1)
+        sums = [node for node in self._group.nodes if summed_axes(node) is not None]
+        counts = {product(self._before(node)) for node in sums} - {Size()}
+        if len(counts) > 1 or any(len(one.symbols) > 1 for one in counts):
+            raise CannotFuseError("two sums over rows are not of the same groups of rows, or these have two symbols")
+        return next(iter(counts), Size())
 
-    def _batch_of(self, node: ir.Node) -> Size:
-        """Return how many results for each column a sum over rows has."""
+    def _before(self, node: ir.Node) -> tuple[Size, ...]:
+        """Return the sizes of the axes before the rows that a node sums; each index there has a sum of its own."""
         x, axes = node.inputs[0], summed_axes(node)
         assert x is not None
         assert axes is not None
-        return product(self._shapes(x)[: axes.start])
+        return tuple(self._shapes(x)[: axes.start])
 
     def _total(self, node: ir.Node, layout: Layout, only: Only) -> int:
         """Return the step of a sum over rows that other nodes of the group read."""
@@ -167,7 +171,7 @@ class _Lowering:
         if only or [loop for axis in layout for loop in axis] != columns:
             raise CannotFuseError("a sum over rows is read in another order than the order of the columns")
         step, parts = self._summand(node)
-        if parts > 1:
+        if parts != Size():
             raise CannotFuseError("a sum over rows is read before its parts are added")
         return self._steps.add(Total(_dtype(node.outputs[0]), step))
 

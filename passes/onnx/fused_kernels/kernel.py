@@ -179,11 +179,13 @@ class ColumnSum:
 
     Attributes:
         step: index of a float32 or float64 step.
-        shape: the parts, if there are several, and the columns' dimensions.
+        shape: the groups of rows that have sums of their own, if any; the parts of each, if `in_parts`; the columns.
+        in_parts: whether another kernel has to add the sums of parts.
     """
 
     step: int
     shape: tuple[Size, ...]
+    in_parts: bool
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,8 @@ class Kernel:
         outputs: the element type of each output.
         stores: the store of each output.
         parts: the number of parts of the rows, for each of which a column sum has one result; 0 without such sums. Each
-            part has ceil(rows / parts) consecutive rows, but the last ones, which have fewer, or none.
+            part has ceil(rows / parts) consecutive rows, but the last ones, which have fewer, or none. A symbolic
+            number of parts divides the number of rows.
         symbols: for each symbol, (index of an input, axis) with its size; with ITSELF for an axis, of a number.
     """
 
@@ -208,7 +211,7 @@ class Kernel:
     steps: tuple[Step, ...]
     outputs: tuple[ir.DataType, ...]
     stores: tuple[Store | ColumnSum, ...]
-    parts: int = 0
+    parts: Size = _ZERO
     symbols: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -222,14 +225,21 @@ class Kernel:
         return product(self.row_loops)
 
     @property
+    def sums_rows(self) -> bool:
+        """True if it computes sums over rows, for each column."""
+        return bool(self.parts.factor)
+
+    @property
     def part(self) -> int | None:
         """Rows of each part but the last ones; None if a symbol decides it, or there are no parts."""
-        return None if self.row_count.symbols or not self.parts else -(-self.row_count.factor // self.parts)
+        if not self.sums_rows or self.row_count.symbols != self.parts.symbols:
+            return None
+        return -(-self.row_count.factor // self.parts.factor)
 
     @property
     def has_even_parts(self) -> bool:
         """True if all parts are known to have equally many rows."""
-        return self.part is not None and self.part * self.parts == self.row_count.factor
+        return self.part is not None and Size(self.part) * self.parts == self.row_count
 
     @property
     def has_row_numbers(self) -> bool:

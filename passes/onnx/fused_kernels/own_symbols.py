@@ -107,4 +107,4 @@ def _with_sizes(kernel: Kernel, other: Callable[[Size], Size]) -> Kernel:
         return replace(store, shape=each(store.shape))
 
     steps, stores = tuple(map(step_with, kernel.steps)), tuple(map(store_with, kernel.stores))
-    return replace(kernel, loops=each(kernel.loops), steps=steps, stores=stores)
+    return replace(kernel, loops=each(kernel.loops), steps=steps, stores=stores, parts=other(kernel.parts))

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from ort_dynamo.graph.fused_op import Size
 from ort_dynamo.passes.onnx.fused_kernels.kernel import product
 
-__all__ = ["ValueSizes"]
+__all__ = ["ValueSizes", "dimension_of"]
 
 _NUMBER = re.compile("[0-9]{1,18}")
+_PRODUCT = re.compile(r"[\w*]+")
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
+
+
+def dimension_of(size: Size, symbols: Sequence[tuple[int, int]], inputs: Sequence[ir.Value]) -> int | ir.SymbolicDim:
+    """Return a size of a kernel as a dimension, by the names of its symbols: a product of dimensions of the inputs.
+
+    Args:
+        size: the size.
+        symbols: (index of an input, axis) of each symbol of the kernel.
+        inputs: the inputs of the kernel.
+    """
+    if not size.symbols:
+        return size.factor
+    factors = [str(size.factor)] if size.factor != 1 else []
+    for index, axis in (symbols[symbol] for symbol in size.symbols):
+        shape = inputs[index].shape
+        assert shape is not None
+        dim = str(shape[axis])
+        factors.append(dim if _PRODUCT.fullmatch(dim) else f"({dim})")
+    return ir.SymbolicDim("*".join(factors))
 
 
 class ValueSizes:

@@ -116,17 +116,17 @@ class Rows:
     @property
     def _sums_all(self) -> bool:
         """True if each program adds up all rows, so that there are few programs."""
-        return not self.kernel.has_row_numbers and self.kernel.parts == 1
+        return not self.kernel.has_row_numbers and self.kernel.parts == Size()
 
     @property
     def count(self) -> Size:
         """The rows, or parts of them, that programs share; tiles side by side count as further ones."""
-        return (Size(self.kernel.parts) if self.kernel.parts else self.kernel.row_count) * Size(self.blocks)
+        return (self.kernel.parts if self.kernel.sums_rows else self.kernel.row_count) * Size(self.blocks)
 
     @property
     def per_program(self) -> int:
         """Rows that each program computes, or parts of them."""
-        return 1 if self.kernel.parts else self.rows
+        return 1 if self.kernel.sums_rows else self.rows
 
     @property
     def num_warps(self) -> int:
@@ -148,7 +148,7 @@ class Rows:
         yield f"c = {columns}"
         if not self.is_whole:
             yield f"columns = c < {self.columns}"
-        if not self.kernel.parts:
+        if not self.kernel.sums_rows:
             yield f"r = {program} * {self.rows} + {rows}"
             yield f"rows = r < {written_size(self.kernel.row_count)}"
         else:
@@ -164,7 +164,8 @@ class Rows:
         kernel, size = self.kernel, str(self.kernel.part)
         if kernel.part is None:
             size = "size"
-            yield f"size = ({written_size(kernel.row_count)} + {kernel.parts - 1}) // {kernel.parts}"
+            parts = kernel.parts.factor
+            yield f"size = ({written_size(kernel.row_count)} + {parts - 1}) // {parts}"
         inside = f"within < {size}"
         if not kernel.has_even_parts:
             inside = f"({inside}) & (r < {written_size(kernel.row_count)})"
@@ -180,7 +181,7 @@ class Rows:
     @property
     def indent(self) -> str:
         """The indentation of the steps."""
-        return "    " if self.kernel.parts else ""
+        return "    " if self.kernel.sums_rows else ""
 
     def sums(self) -> Iterator[tuple[int, ColumnSum]]:
         """Yield the column sums, by the index of their output."""

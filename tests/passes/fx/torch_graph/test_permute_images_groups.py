@@ -136,18 +136,37 @@ def test_its_variance_is_as_exact_as_torchs(offset: float) -> None:
     assert error <= max(2 * own, 4e-6)
 
 
-def test_a_group_norm_of_a_symbolic_batch_or_of_rows_is_left_alone() -> None:
+def test_a_group_norm_of_rows_is_left_alone() -> None:
     def rows(x: Tensor, w: Tensor) -> Any:
         image = convolution(x, w)
         return aten.native_group_norm(image.flatten(2).sum(2)[:, :, None], None, None, x.shape[0], 8, 1, 2, 1e-5)
 
-    def images(x: Tensor, w: Tensor) -> Any:
-        return aten.native_group_norm(convolution(x, w), None, None, x.shape[0], 8, 64, 2, 1e-5)
+    gm = traced(rows, X, W)
+    run_twice(PermuteImages(), gm)
+    assert gm.graph.find_nodes(op="call_function", target=NORMS[0])
 
-    for function, mode in ((rows, "fake"), (images, "symbolic")):
-        gm = traced(function, X, W, mode=mode)
-        run_twice(PermuteImages(), gm)
-        assert gm.graph.find_nodes(op="call_function", target=NORMS[0])
+
+@pytest.mark.parametrize("norm", ["group", "instance"])
+def test_a_norm_of_a_symbolic_batch_becomes_sums(norm: str, joint_graph: Callable[..., GraphModule]) -> None:
+    def function(w: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+        image = convolution(x, w)
+        normed = F.group_norm(image, 4, scale) if norm == "group" else F.instance_norm(image, weight=scale)
+        return (normed.relu() * normed.square()).sum()
+
+    torch._dynamo.mark_dynamic(x := X.clone(), 0)
+    given = [one.requires_grad_() for one in (W.clone(), x, random(8))]
+    gm = joint_graph(function, *given)
+    assert run_twice(PermuteImages(), gm)
+    targets = {node.target for node in gm.graph.nodes}
+    assert not targets & {*NORMS, aten._native_batch_norm_legit.no_stats, aten.native_batch_norm_backward.default}
+    inputs = [one.detach().requires_grad_() for one in (W, random(5, *X.shape[1:]), given[2])]
+    loss = function(*inputs)
+    loss.backward()  # type: ignore[no-untyped-call]
+    given = [inputs[0], 5, *inputs[1:]]
+    found = [one for one in tree_leaves(gm(given, [torch.tensor(1.0)])) if isinstance(one, Tensor)]
+    for ours, right in zip(found, [loss, *(one.grad for one in inputs)], strict=True):
+        assert right is not None
+        assert_close(ours, right, "result", CLOSE)
 
 
 def instance_normed(w: Tensor, x: Tensor, *vectors: Tensor) -> Tensor:

@@ -111,9 +111,10 @@ def computed(kernel: Kernel, inputs: Sequence[Array], symbols: Sequence[int]) ->
     for dtype, store in zip(kernel.outputs, kernel.stores, strict=True):
         if isinstance(store, ColumnSum):
             full = np.broadcast_to(values[store.step], loops).reshape(-1, math.prod(loops[columns[0] :]))
-            part = -(-len(full) // kernel.parts)
-            full = np.pad(full, ((0, part * kernel.parts - len(full)), (0, 0)))
-            sums = full.reshape(kernel.parts, part, full.shape[1]).sum(1)
+            parts = kernel.parts.value(symbols)
+            part = -(-len(full) // parts)
+            full = np.pad(full, ((0, part * parts - len(full)), (0, 0)))
+            sums = full.reshape(parts, part, full.shape[1]).sum(1)
             outputs.append(sums.astype(dtype.numpy()).reshape(-1))
             continue
         places = offsets(store.strides)

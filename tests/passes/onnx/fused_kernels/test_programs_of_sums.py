@@ -46,7 +46,7 @@ def test_many_programs_sum_rows_whose_number_varies(columns: int) -> None:
 
 @pytest.mark.parametrize("rows", [100, 127, 256, 1000, 1024, 4096, 8192, 1 << 20])
 def test_whole_rows_are_summed_by_a_program_on_each_multiprocessor(rows: int) -> None:
-    parts = parts_of(Size(rows), 1024, whole=True)
+    parts = parts_of(Size(rows), 1024, whole=True).factor
     assert min(rows, 112) <= parts <= 1024
 
 
@@ -69,6 +69,15 @@ def test_images_are_summed_by_many_programs(batch: int, positions: int, columns:
     assert 200 <= first.programs([]) <= 12 * ENOUGH
 
 
+@pytest.mark.parametrize("positions", [1024, 4096, 99_856])
+def test_images_of_a_batch_that_varies_are_summed_in_equal_parts(positions: int) -> None:
+    batch = Size(1, (0,))
+    parts = parts_of(Size(positions) * batch, 320, whole=False, batch=batch)
+    assert parts.symbols == batch.symbols
+    assert positions % parts.factor == 0
+    assert parts.factor * 8 * 5 >= ENOUGH, "parts of 8 images, times tiles of 64 columns"
+
+
 @pytest.mark.parametrize("rows", [1, 2, 4, 7, 15])
 def test_few_rows_of_each_group_are_summed_in_large_tiles(rows: int) -> None:
     """The gradient of keys and values that several queries share is such a sum."""
@@ -84,7 +93,7 @@ def test_few_rows_of_each_group_are_summed_in_large_tiles(rows: int) -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_part_has_rows_of_one_image(batch: int, whole: bool) -> None:
     for rows in [*range(1, 300), 1369, 4096, 4099, 65_536]:
-        parts = parts_of(Size(batch * rows), 320, whole=whole, batch=batch)
+        parts = parts_of(Size(batch * rows), 320, whole=whole, batch=Size(batch)).factor
         assert parts % batch == 0, f"{rows} rows"
         assert rows % (parts // batch) == 0, f"{rows} rows"
 
@@ -93,7 +102,7 @@ def test_a_part_has_rows_of_one_image(batch: int, whole: bool) -> None:
 @pytest.mark.parametrize("columns", [1, 64, 65, 1000, 50_304])
 def test_no_part_is_empty(columns: int, whole: bool) -> None:
     for rows in [*range(1, 300), 1000, 4097, 65_535, 200_704, 999_983, 1 << 20, (1 << 20) + 1]:
-        parts = parts_of(Size(rows), columns, whole=whole)
+        parts = parts_of(Size(rows), columns, whole=whole).factor
         assert 1 <= parts <= 1024, f"{rows} rows"
         size = -(-rows // parts)
         assert (parts - 1) * size < rows, f"{rows} rows"

@@ -14,7 +14,7 @@ import torch
 from ort_dynamo.graph.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.recipes.convolution.as_product import MatrixConvolution
-from ort_dynamo.lowering.recipes.convolution.form import ConvolutionForm, convolution_form
+from ort_dynamo.lowering.recipes.convolution.form import ConvolutionForm, convolution_form, convolution_steps
 from ort_dynamo.lowering.recipes.convolution.symbolic import SymbolicConvolution
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.recipes.sums.channel_sum import channel_sum
@@ -44,10 +44,10 @@ def convolution(
         return _zeros(ctx, ctx.out)
     if is_empty(ctx.sizes(input)):
         raise ctx.refuse("convolution with 0 channels")
-    how = (stride, padding, dilation, transposed, output_padding, groups)
-    if (symbolic := SymbolicConvolution.of(ctx, weight, *how)) is not None:
+    steps = convolution_steps(ctx, weight, stride, padding, dilation, transposed, output_padding, groups)
+    if (symbolic := SymbolicConvolution.of(ctx, weight, steps)) is not None:
         return symbolic.forward(input, weight, bias)
-    form = convolution_form(ctx, weight, *how)
+    form = convolution_form(ctx, weight, steps)
     if not _has_kernel(ctx, ctx.out.dtype):
         return _by_matrices(ctx, form, input, weight, bias)
     if not transposed:
@@ -114,14 +114,14 @@ def convolution_backward(
         raise ctx.refuse("convolution with 0 channels")
     dtype = _compute_dtype(ctx, ctx.dtype(grad_output))
     grad, image, filters = (ctx.cast(value, dtype) for value in (grad_output, input, weight))
-    how = (stride, padding, dilation, transposed, output_padding, groups)
+    steps = convolution_steps(ctx, weight, stride, padding, dilation, transposed, output_padding, groups)
     grad_sizes, sizes = ctx.sizes(grad_output), ctx.sizes(input)
     grad_input = grad_weight = None
-    if (symbolic := SymbolicConvolution.of(ctx, weight, *how)) is not None:
+    if (symbolic := SymbolicConvolution.of(ctx, weight, steps)) is not None:
         grad_input = symbolic.of_input(grad, filters, sizes) if wanted[0] else None
         grad_weight = symbolic.of_weight(grad, image, grad_sizes, sizes, ctx.sizes(weight)) if wanted[1] else None
     else:
-        form = convolution_form(ctx, weight, *how)
+        form = convolution_form(ctx, weight, steps)
         gradient = _Gradient(ctx, form, grad, image, filters, grad_sizes, sizes)
         grad_input = gradient.of_input() if wanted[0] else None
         grad_weight = gradient.of_weight() if wanted[1] else None

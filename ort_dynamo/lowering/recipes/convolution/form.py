@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.recipes.patches import Sliding
+from ort_dynamo.lowering.recipes.windows import Sliding
 
-__all__ = ["ConvolutionForm", "ConvolutionSteps", "convolution_form", "per_dimension"]
+__all__ = ["ConvolutionForm", "ConvolutionSteps", "convolution_form", "convolution_steps"]
 
 
 @dataclass(frozen=True)
@@ -76,17 +75,7 @@ class ConvolutionForm(ConvolutionSteps):
         return self.sliding(sizes, out).remainders
 
 
-def per_dimension(ctx: LoweringContext, dimensions: int, numbers: Sequence[Size], what: str) -> list[int]:
-    """Return an argument of a convolution with one integer per spatial dimension; a single one is repeated.
-
-    Raises:
-        UnsupportedNodeError: one of them is symbolic; it names `what`.
-    """
-    known = ctx.static(numbers, what)
-    return known * dimensions if len(known) == 1 else known
-
-
-def convolution_form(
+def convolution_steps(
     ctx: LoweringContext,
     weight: ir.Value,
     stride: Sequence[Size],
@@ -95,25 +84,35 @@ def convolution_form(
     transposed: bool,
     output_padding: Sequence[Size],
     groups: Size,
-) -> ConvolutionForm:
-    """Read the form off ATen's arguments, in which a single integer is repeated for all dimensions.
+) -> ConvolutionSteps:
+    """Read the steps off ATen's arguments, in which a single integer is repeated for all dimensions.
 
     Raises:
-        UnsupportedNodeError: one of them is symbolic, or torch's kernel rejects the output padding.
+        UnsupportedNodeError: one of them is symbolic.
     """
-    shape = ctx.static(ctx.sizes(weight), "the shape of the weight")
 
-    each = partial(per_dimension, ctx, len(shape) - 2)
-    form = ConvolutionForm(
+    def each(numbers: Sequence[Size], what: str) -> list[int]:
+        known = ctx.static(numbers, what)
+        return known * (ctx.rank(weight) - 2) if len(known) == 1 else known
+
+    return ConvolutionSteps(
         each(stride, "the stride"),
         each(padding, "the padding"),
         each(dilation, "the dilation"),
         each(output_padding, "the output padding"),
         ctx.static([groups], "the number of groups")[0],
         transposed,
-        shape,
     )
+
+
+def convolution_form(ctx: LoweringContext, weight: ir.Value, steps: ConvolutionSteps) -> ConvolutionForm:
+    """Join the steps and the shape of `weight`, which is known.
+
+    Raises:
+        UnsupportedNodeError: torch's kernel rejects the output padding.
+    """
+    form = ConvolutionForm(**vars(steps), weight=ctx.static(ctx.sizes(weight), "the shape of the weight"))
     sizes = zip(form.output_padding, form.stride, form.dilation, strict=True)
-    if transposed and any(extra >= max(steps) for extra, *steps in sizes):
+    if form.transposed and any(extra >= max(others) for extra, *others in sizes):
         raise ctx.refuse("output_padding is not smaller than stride or dilation")
     return form

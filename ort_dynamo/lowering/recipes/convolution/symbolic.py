@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import onnx_ir as ir
 
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.recipes.convolution.form import ConvolutionSteps, per_dimension
+from ort_dynamo.lowering.recipes.convolution.form import ConvolutionSteps
 from ort_dynamo.lowering.recipes.windows import fixed
 
 __all__ = ["SymbolicConvolution"]
@@ -22,31 +21,17 @@ class SymbolicConvolution(ConvolutionSteps):
     ctx: LoweringContext
 
     @classmethod
-    def of(
-        cls,
-        ctx: LoweringContext,
-        weight: ir.Value,
-        stride: Sequence[Size],
-        padding: Sequence[Size],
-        dilation: Sequence[Size],
-        transposed: bool,
-        output_padding: Sequence[Size],
-        groups: Size,
-    ) -> SymbolicConvolution | None:
-        """From ATen's arguments, or None where the shape of `weight` is known.
+    def of(cls, ctx: LoweringContext, weight: ir.Value, steps: ConvolutionSteps) -> SymbolicConvolution | None:
+        """Make one of its steps, or None where the shape of `weight` is known.
 
         Raises:
-            UnsupportedNodeError: another argument is symbolic, or the output padding reaches the stride.
+            UnsupportedNodeError: the output padding reaches the stride.
         """
         if fixed(ctx.sizes(weight)) is not None:
             return None
-
-        each = partial(per_dimension, ctx, ctx.rank(weight) - 2)
-        strides, extra = each(stride, "the stride"), each(output_padding, "the output padding")
-        if any(e >= s for e, s in zip(extra, strides, strict=True)):
+        if any(extra >= s for extra, s in zip(steps.output_padding, steps.stride, strict=True)):
             raise ctx.refuse("output_padding is as large as the stride, and the kernel's size is symbolic")
-        (count,) = ctx.static([groups], "the number of groups")
-        return cls(strides, each(padding, "the padding"), each(dilation, "the dilation"), extra, count, transposed, ctx)
+        return cls(**vars(steps), ctx=ctx)
 
     def forward(self, image: ir.Value, weight: ir.Value, bias: ir.Value | None) -> ir.Value:
         """Return the convolution itself."""

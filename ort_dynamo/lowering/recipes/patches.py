@@ -8,56 +8,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.recipes.windows import fixed
+from ort_dynamo.lowering.recipes.windows import Sliding, fixed
 
-__all__ = ["Sliding", "fold", "patches"]
-
-
-@dataclass(frozen=True)
-class Sliding:
-    """A window sliding over the last dimensions of an image (N, C, *sizes); one entry for each of them.
-
-    Attributes:
-        sizes: the sizes of the image.
-        out: the number of window positions.
-    """
-
-    kernel: list[int]
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-    sizes: tuple[Size, ...]
-    out: tuple[Size, ...]
-
-    @property
-    def rank(self) -> int:
-        """Number of dimensions that the window slides along."""
-        return len(self.kernel)
-
-    @property
-    def reach(self) -> list[int]:
-        """From the first to the last position under the window."""
-        return [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
-
-    @property
-    def is_tiled(self) -> bool:
-        """True if the positions of the window lie side by side."""
-        return self.stride == self.kernel and set(self.dilation) == {1}
-
-    @property
-    def covered(self) -> list[Size]:
-        """From the first position of the first window to the last position of the last one."""
-        return [(m - 1) * s + reach + 1 for m, s, reach in zip(self.out, self.stride, self.reach, strict=True)]
-
-    @property
-    def remainders(self) -> list[Size]:
-        """Count the last positions of each padded axis that no window reaches; the stride skips them."""
-        return [n + 2 * p - covered for n, p, covered in zip(self.sizes, self.padding, self.covered, strict=True)]
+__all__ = ["fold", "patches"]
 
 
 def patches(ctx: LoweringContext, image: ir.Value, leading: Sequence[Size], window: Sliding) -> ir.Value:

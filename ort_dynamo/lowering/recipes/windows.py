@@ -1,4 +1,4 @@
-"""Pooling windows: their sizes, and tables of the indices under them for windows that ONNX's operators do not cover."""
+"""Sliding and pooling windows: their sizes, and tables of the indices under them where ONNX has no operator."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ort_dynamo.torch_internals.sizes.symbols import expression
 
 __all__ = [
     "Pool",
+    "Sliding",
     "Windows",
     "adaptive_windows",
     "fixed",
@@ -30,21 +31,52 @@ def fixed(sizes: Sequence[Size]) -> list[int] | None:
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Pooling over the last `len(kernel)` dimensions; every list has one entry for each.
+class Sliding:
+    """A window sliding over the last dimensions of an image (N, C, *sizes); one entry for each of them.
 
     Attributes:
-        sizes: the sizes of the input.
-        out: the sizes of the output.
+        sizes: the sizes of the image.
+        out: the number of window positions.
     """
 
     kernel: list[int]
     stride: list[int]
     padding: list[int]
     dilation: list[int]
-    ceil_mode: bool
     sizes: tuple[Size, ...]
     out: tuple[Size, ...]
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions that the window slides along."""
+        return len(self.kernel)
+
+    @property
+    def reach(self) -> list[int]:
+        """From the first to the last position under the window."""
+        return [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
+
+    @property
+    def is_tiled(self) -> bool:
+        """True if the positions of the window lie side by side."""
+        return self.stride == self.kernel and set(self.dilation) == {1}
+
+    @property
+    def covered(self) -> list[Size]:
+        """From the first position of the first window to the last position of the last one."""
+        return [(m - 1) * s + reach + 1 for m, s, reach in zip(self.out, self.stride, self.reach, strict=True)]
+
+    @property
+    def remainders(self) -> list[Size]:
+        """Count the last positions of each padded axis that no window reaches; the stride skips them."""
+        return [n + 2 * p - covered for n, p, covered in zip(self.sizes, self.padding, self.covered, strict=True)]
+
+
+@dataclass(frozen=True)
+class Pool(Sliding):
+    """Pooling over the last `rank` dimensions; with `ceil_mode`, the last window may exceed the input."""
+
+    ceil_mode: bool
 
     @classmethod
     def of(
@@ -72,9 +104,9 @@ class Pool:
             each(stride) if isinstance(stride, int) or len(stride) else each(kernel),
             each(padding),
             each(dilation),
-            ceil_mode,
             tuple(sizes[-rank:]),
             tuple(out[-rank:]),
+            ceil_mode,
         )
 
     @classmethod
@@ -87,27 +119,14 @@ class Pool:
         return cls.of(sizes, out, kernel, (), (0,), (1,), False, rank)
 
     @property
-    def rank(self) -> int:
-        """Number of pooled dimensions."""
-        return len(self.kernel)
-
-    @property
     def places(self) -> int:
         """Under one window."""
         return math.prod(self.kernel)
 
     @property
-    def reach(self) -> list[int]:
-        """From the first to the last position of a window."""
-        return [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
-
-    @property
     def excess(self) -> list[Size]:
         """By how much the last window exceeds the input; negative where it ends before the input does."""
-        return [
-            (m - 1) * s + reach + 1 - p - n
-            for m, s, reach, p, n in zip(self.out, self.stride, self.reach, self.padding, self.sizes, strict=True)
-        ]
+        return [covered - p - n for covered, p, n in zip(self.covered, self.padding, self.sizes, strict=True)]
 
     @property
     def ends(self) -> list[int]:
@@ -134,14 +153,8 @@ class Pool:
     @property
     def covers(self) -> bool:
         """True if the windows are tiles that leave out no element of the input."""
-        return (
-            self.stride == self.kernel
-            and not any(self.padding)
-            and set(self.dilation) == {1}
-            and all(
-                expression(m * s) == expression(n) for m, s, n in zip(self.out, self.stride, self.sizes, strict=True)
-            )
-        )
+        tiles = zip(self.out, self.stride, self.sizes, strict=True)
+        return self.is_tiled and not any(self.padding) and all(expression(m * s) == expression(n) for m, s, n in tiles)
 
 
 @dataclass(frozen=True)

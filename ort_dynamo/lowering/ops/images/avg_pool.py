@@ -13,7 +13,7 @@ import torch
 from ort_dynamo.graph.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.recipes.interpolation import LinearMap, apply_maps
-from ort_dynamo.lowering.recipes.patches import Sliding, fold
+from ort_dynamo.lowering.recipes.patches import fold
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.recipes.sums.accurate_sum import integer_total
 from ort_dynamo.lowering.recipes.windows import Pool, Windows, adaptive_windows, fixed, sliding_windows, window_sum
@@ -196,11 +196,10 @@ def _spread(ctx: LoweringContext, shares: ir.Value, pool: Pool, sizes: Sequence[
 
 def _overlapped(ctx: LoweringContext, shares: ir.Value, pool: Pool, sizes: Sequence[Size]) -> ir.Value:
     """Return the same by slices."""
-    window = Sliding(pool.kernel, pool.stride, pool.padding, pool.dilation, pool.sizes, pool.out)
     leading: list[Size] = [math.prod(sizes[: -pool.rank]), 1]
     columns = ctx.reshape(shares, [*leading, *[1] * pool.rank, *pool.out])
     columns = ctx.op.Expand(columns, [1, 1, *pool.kernel, *[1] * pool.rank])
-    return ctx.reshape(fold(ctx, columns, leading, window), sizes)
+    return ctx.reshape(fold(ctx, columns, leading, pool), sizes)
 
 
 # -- windows of adapted sizes ------------------------------------------------------------------------------------

@@ -29,18 +29,11 @@ Pooled = tuple[ir.Value, ir.Value | None]
 """The maxima, and their indices within the plane; None if no node reads the indices."""
 
 
-def _product(sizes: Sequence[Size]) -> Size:
-    product: Size = 1
-    for size in sizes:
-        product = product * size
-    return product
-
-
 def _plane_starts(ctx: LoweringContext, leading: Sequence[Size], pool_sizes: Sequence[Size]) -> ir.Value:
     """Return the index of every plane's first element in the whole tensor, (*leading, 1, …)."""
     op = ctx.op
-    planes = op.Range(0, ctx.scalar(_product(leading), torch.int64), 1)
-    starts = op.Mul(planes, ctx.scalar(_product(pool_sizes), torch.int64))
+    planes = op.Range(0, ctx.scalar(math.prod(leading), torch.int64), 1)
+    starts = op.Mul(planes, ctx.scalar(math.prod(pool_sizes), torch.int64))
     return ctx.reshape(starts, [*leading, *[1] * len(pool_sizes)])
 
 
@@ -157,7 +150,7 @@ def _by_tables(
     y = op.Squeeze(largest, under)
     if not wanted:
         return y, None
-    steps = [ctx.scalar(_product(sizes[3 + axis :]), torch.int64) for axis in range(rank)]
+    steps = [ctx.scalar(math.prod(sizes[3 + axis :]), torch.int64) for axis in range(rank)]
     places = [op.Mul(crossed(window.index, axis), steps[axis]) for axis, window in enumerate(windows)]
     place = functools.reduce(op.Add, places)
     is_largest = op.And(op.Equal(found, largest), inside)  # False everywhere if it is nan
@@ -221,9 +214,9 @@ def _unpooled(
         pads = [*pool.padding, *pool.ends]  # the kernel checks that the windows fit into the result
         result = op.MaxUnpool(grad, places, ctx.shape(sizes), kernel_shape=pool.kernel, strides=pool.stride, pads=pads)
     else:
-        planes = _product(leading)
-        flat = [planes, _product(out[-rank:])]
-        ground = zeros(ctx, grad, [planes, _product(sizes[-rank:])])
+        planes = math.prod(leading)
+        flat = [planes, math.prod(out[-rank:])]
+        ground = zeros(ctx, grad, [planes, math.prod(sizes[-rank:])])
         result = op.ScatterElements(
             ground, ctx.reshape(indices, flat), ctx.reshape(grad, flat), axis=1, reduction="add"
         )

@@ -8,8 +8,9 @@ import onnx_ir as ir
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.memory.creation import filled
-from ort_dynamo.lowering.recipes.patches import Sliding, fold, patches
+from ort_dynamo.lowering.recipes.patches import fold, patches
 from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.windows import Sliding
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.torch_internals.kernels.operators import aten
 

@@ -88,24 +88,24 @@ def replication_pad_backward(
         if isinstance(before, int) and isinstance(after, int) and (isinstance(size, int) or min(before, after) >= 0):
             value = _fold_edges(ctx, value, axis, before, after, size)
         else:
-            value = _add_to_edges(ctx, value, axis, before, after, current)
+            value = _add_to_sources(ctx, value, axis, _edge_places(ctx, before, after, size), current)
     return value
 
 
-def _add_to_edges(
-    ctx: LoweringContext, grad: ir.Value, axis: int, before: Size, after: Size, sizes: Sequence[Size]
+def _add_to_sources(
+    ctx: LoweringContext, grad: ir.Value, axis: int, sources: ir.Value, shape: Sequence[Size]
 ) -> ir.Value:
-    """Add each entry along `axis` to the element that it repeats, if the widths of the padding are symbolic.
+    """Add each entry along `axis` to the element that it was copied from, for symbolic widths of the padding.
 
     Args:
-        sizes: the shape of the result.
+        sources: the index of that element, 1-D int64.
+        shape: the shape of the result.
     """
     op = ctx.op
-    dtype = float_dtype(ctx.out.dtype)
-    values = ctx.cast(grad, dtype)
-    column = op.Reshape(_edge_places(ctx, before, after, sizes[axis]), [-1] + [1] * (len(sizes) - axis - 1))
+    values = ctx.cast(grad, float_dtype(ctx.out.dtype))
+    column = op.Reshape(sources, [-1] + [1] * (len(shape) - axis - 1))
     places = op.Expand(column, op.Shape(values))
-    total = op.ScatterElements(zeros(ctx, values, sizes), places, values, axis=axis, reduction="add")
+    total = op.ScatterElements(zeros(ctx, values, shape), places, values, axis=axis, reduction="add")
     return ctx.cast(total, ctx.out.dtype)
 
 
@@ -150,25 +150,16 @@ def reflection_pad_backward(
         if isinstance(before, int) and isinstance(after, int):
             value = _fold_reflections(ctx, value, axis, before, after, sizes[axis])
         else:
-            value = _add_reflections(ctx, value, axis, before, after, shape)
+            value = _add_to_sources(ctx, value, axis, _reflected_places(ctx, before, after, shape[axis]), shape)
     return value
 
 
-def _add_reflections(
-    ctx: LoweringContext, grad: ir.Value, axis: int, before: Size, after: Size, shape: Sequence[Size]
-) -> ir.Value:
-    """Return the same for symbolic widths, each entry added where it came from; `shape` is the result's."""
-    op, size = ctx.op, shape[axis]
+def _reflected_places(ctx: LoweringContext, before: Size, after: Size, size: Size) -> ir.Value:
+    """Along an axis of `size` elements: which one each element of the padded axis reflects."""
+    op = ctx.op
     last = ctx.scalar(size - 1, torch.int64)
     places = op.Range(*(ctx.scalar(number, torch.int64) for number in (-before, size + after, 1)))
-    places = op.Sub(last, op.Abs(op.Sub(last, op.Abs(places))))
-    column = op.Reshape(places, [-1] + [1] * (len(shape) - axis - 1))
-    dtype = float_dtype(ctx.out.dtype)
-    wide = ctx.cast(grad, dtype)
-    found = op.ScatterElements(
-        zeros(ctx, wide, shape), op.Expand(column, op.Shape(grad)), wide, axis=axis, reduction="add"
-    )
-    return ctx.cast(found, ctx.out.dtype)
+    return op.Sub(last, op.Abs(op.Sub(last, op.Abs(places))))
 
 
 def _fold_reflections(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, after: int, size: Size) -> ir.Value:

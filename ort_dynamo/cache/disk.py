@@ -42,6 +42,7 @@ __all__ = [
     "say_once",
     "say_unusable",
     "stored_place",
+    "write_if_possible",
 ]
 
 _log = logging.getLogger(__name__)
@@ -188,19 +189,16 @@ class DiskCache:
         except (EntryError, SessionError) as error:
             say_once(f"{self._folder.path}: {key[:16]} cannot be used: {error}. The graph is compiled again.")
             return Miss("damaged")
-        except FolderRefusedError as error:
-            say_unusable("The cache of compiled graphs is not read", error)
-            return Miss("refused")
-        except OSError as error:
-            say_unusable("The cache of compiled graphs cannot be read", error)
-            return Miss("unreadable")
+        except (FolderRefusedError, OSError) as error:
+            say_unusable(_CONTENT, "read", error)
+            return Miss("refused" if isinstance(error, FolderRefusedError) else "unreadable")
 
     def store(self, key: str, built: BuiltGraph) -> None:
         """Store a built graph, if the folder takes it."""
         if built.keyable:
             data = pack(built, key)
             record_artifact(_KIND, key, data)
-            self._write(key, data)
+            write_if_possible(self._folder, key, data, _CONTENT)
 
     def add(self, key: str, data: bytes) -> None:
         """Store an entry that comes from elsewhere, if it is one."""
@@ -211,15 +209,18 @@ class DiskCache:
         except EntryError as error:
             say_once(f"The cache artifact {key[:80]!r} is ignored: {error}.")
         else:
-            self._write(key, data)
+            write_if_possible(self._folder, key, data, _CONTENT)
 
-    def _write(self, key: str, data: bytes) -> None:
-        try:
-            self._folder.write(key, data)
-        except FolderRefusedError as error:
-            say_unusable("The cache of compiled graphs is not written", error)
-        except OSError as error:
-            say_unusable("The cache of compiled graphs cannot be written", error)
+
+_CONTENT = "compiled graphs"
+
+
+def write_if_possible(folder: CacheFolder, key: str, data: bytes, content: str) -> None:
+    """Write a file of the cache of `content`; if the folder does not take it, log the reason once."""
+    try:
+        folder.write(key, data)
+    except (FolderRefusedError, OSError) as error:
+        say_unusable(content, "written", error)
 
 
 def _load_artifact(key: str, data: bytes) -> None:
@@ -247,8 +248,9 @@ def say_once(text: str, reason: Hashable = None) -> None:
         _log.warning("ort_train: %s", text)
 
 
-def say_unusable(fault: str, error: Exception) -> None:
-    """Log once what a folder of the cache cannot be used for, and how to go on."""
+def say_unusable(content: str, use: str, error: Exception) -> None:
+    """Log once that the cache of `content` cannot be "read" or "written", and how to go on."""
+    fault = f"The cache of {content} {'is not' if isinstance(error, FolderRefusedError) else 'cannot be'} {use}"
     advice = "The run goes on without it. Set options={'cache': FOLDER} or ORT_DYNAMO_CACHE_DIR to another folder."
     reason: Hashable = None
     if isinstance(error, OSError):  # it names the file, and each entry has another

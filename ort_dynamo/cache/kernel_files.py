@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ort_dynamo.cache.disk import DiskCache, say_unusable
+from ort_dynamo.cache.disk import DiskCache, say_unusable, write_if_possible
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
 
 __all__ = ["KernelFiles", "kernel_files"]
+
+_CONTENT = "compiled kernels"
 
 
 class KernelFiles:
@@ -33,20 +35,13 @@ class KernelFiles:
         """Return the bytes of a key, if the folder has them and is to be trusted."""
         try:
             return self._folder.read(key)
-        except FolderRefusedError as error:
-            say_unusable("The cache of compiled kernels is not read", error)
-        except OSError as error:
-            say_unusable("The cache of compiled kernels cannot be read", error)
+        except (FolderRefusedError, OSError) as error:
+            say_unusable(_CONTENT, "read", error)
         return None
 
     def store(self, key: str, data: bytes) -> None:
         """Store bytes, if the folder takes them."""
-        try:
-            self._folder.write(key, data)
-        except FolderRefusedError as error:
-            say_unusable("The cache of compiled kernels is not written", error)
-        except OSError as error:
-            say_unusable("The cache of compiled kernels cannot be written", error)
+        write_if_possible(self._folder, key, data, _CONTENT)
 
 
 def kernel_files(cache: DiskCache | None) -> KernelFiles | None:

@@ -204,7 +204,7 @@ class StoredCode(OutputCode):
 def _record_alone(graphs: list[GraphRecord], graph: GraphRecord, partition: PartitionRecord | None) -> None:
     """Record a graph that came without a compile."""
     graphs.append(graph)
-    report(graph.role, graph.native, graph.by_design, graph.chosen, graph.eager, len(graph.islands))
+    report(graph)
     RECORDS.begin()(CompileRecord(partition, (graph,), 0.0, current_compile_id()))
 
 

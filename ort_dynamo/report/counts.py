@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ort_dynamo.program.asked_settings import BACKEND
 from ort_dynamo.program.progress import is_shown
-from ort_dynamo.report.node_counts import BY_CHOICE, BY_DESIGN, FALLBACK, NodeCounts, by_reason, spoken
+from ort_dynamo.report.node_counts import BY_CHOICE, BY_DESIGN, FALLBACK, NodeCounts, spoken
 from ort_dynamo.report.notes import note
 from ort_dynamo.report.reasons import in_a_line, is_recurrent, limit_reason
 from ort_dynamo.report.record import RECORDS, GraphRecord
@@ -23,14 +23,14 @@ _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows all of it
 _said: set[tuple[str, str]] = set()
 
 
-def report(
-    role: str,
-    native: Counter[str],
-    by_design: Counter[str],
-    chosen: Counter[str],
-    eager: Sequence[EagerNode],
-    islands: int,
-) -> None:
+def _is_new(message: tuple[str, str]) -> bool:
+    """Note a message, and check whether it is the first of its kind since Dynamo was reset."""
+    is_new = message not in _said
+    _said.add(message)
+    return is_new
+
+
+def report(graph: GraphRecord) -> None:
     """Count a graph and its nodes by where they run, and log each message that is new since Dynamo was reset.
 
     Fallbacks are warnings; operators of a graph that have one reason share one. The first graph that torch runs mostly
@@ -40,32 +40,26 @@ def report(
     eager_nodes;
     "ort_train_native" -> "<target>" -> nodes; "ort_train_by_design" -> "<target>" -> nodes that torch runs by design;
     "ort_train_chosen" and "ort_train_eager" -> "<target>: <reason>" -> nodes that torch runs by choice, or must run.
-
-    Args:
-        role: the role of the graph.
-        native, by_design, chosen, eager: its nodes, as in GraphRecord.
-        islands: the number of its islands.
     """
     counts = counters["ort_train"]
     counts["graphs"] += 1
-    counts["islands"] += islands
-    counts["native_nodes"] += native.total()
-    counters["ort_train_native"].update(native)
-    counters["ort_train_by_design"].update(by_design)
-    counts["chosen_nodes"] += chosen.total()
-    counters["ort_train_chosen"].update(chosen)
-    counts["eager_nodes"] += len(eager)
+    counts["islands"] += len(graph.islands)
+    counts["native_nodes"] += graph.native.total()
+    counters["ort_train_native"].update(graph.native)
+    counters["ort_train_by_design"].update(graph.by_design)
+    counts["chosen_nodes"] += graph.chosen.total()
+    counters["ort_train_chosen"].update(graph.chosen)
+    counts["eager_nodes"] += len(graph.eager)
     new: dict[str, list[EagerNode]] = {}
-    for node in eager:
+    for node in graph.eager:
         counters["ort_train_eager"][f"{node.target}: {node.reason}"] += 1
-        if (node.target, node.reason) not in _said:
-            _said.add((node.target, node.reason))
+        if _is_new((node.target, node.reason)):
             new.setdefault(node.reason, []).append(node)
     for reason, nodes in new.items():
-        _warn_of(nodes, reason, role)
-    _say_choice(role, native.total(), chosen)
-    _log.info("%s graph, %d island(s): %s", role, islands, NodeCounts(native, by_design, chosen, by_reason(eager)))
-    for reason, count in chosen.items():
+        _warn_of(nodes, reason, graph.role)
+    _say_choice(graph.role, graph.native.total(), graph.chosen)
+    _log.info("%s graph, %d island(s): %s", graph.role, len(graph.islands), NodeCounts.of([graph]))
+    for reason, count in graph.chosen.items():
         _log.info("%s: %d x %s", BY_CHOICE, count, reason)
 
 
@@ -74,8 +68,7 @@ def _warn_of(nodes: Sequence[EagerNode], reason: str, role: str) -> None:
     names, more = [node.target for node in nodes[:_NAMES]], len(nodes) - _NAMES
     operators = ", ".join(names) if more <= 0 else f"{', '.join(names)} and {more} other{'s' if more > 1 else ''}"
     lines = list(dict.fromkeys(node.where for node in nodes))[:_NAMES]
-    if _ADVICE not in _said:
-        _said.add(_ADVICE)
+    if _is_new(_ADVICE):
         lines.append(_ADVICE[0])
     _log.warning(
         "ort_train: %s %s %s, not in ONNX Runtime, in the %s graph: %s\n  %s",
@@ -96,9 +89,8 @@ _NAMES = 4
 
 def _say_choice(role: str, native: int, chosen: Counter[str]) -> None:
     """Log once that torch runs most of a graph by choice: most nodes that a session could run."""
-    if chosen.total() <= native or _CHOICE in _said:
+    if chosen.total() <= native or not _is_new(_CHOICE):
         return
-    _said.add(_CHOICE)
     _log.warning(
         "ort_train: torch runs %d of %d operators of the %s graph by choice, since it is faster (%s). "
         'Set options={"placement": "onnxruntime"} to run them in ONNX Runtime.',
@@ -125,16 +117,14 @@ def report_not_recorded(role: str, reason: str) -> None:
     if not reason:
         return
     counters["ort_train_not_recorded"][f"{role}: {reason}"] += 1
-    if (role, reason) not in _said:
-        _said.add((role, reason))
+    if _is_new((role, reason)):
         _log.warning("ort_train: a %s graph runs without a CUDA graph: %s", role, reason)
 
 
 def report_first(graphs: Sequence[GraphRecord]) -> None:
     """Log once how much of the compiled graphs runs in ONNX Runtime, and why not more: on the terminal, and at INFO."""
-    if _FIRST in _said:
+    if not _is_new(_FIRST):
         return
-    _said.add(_FIRST)
     places = NodeCounts.of(graphs)
     native, design, chosen = places.native.total(), places.by_design.total(), places.chosen.total()
     eager = places.eager_nodes
@@ -177,8 +167,7 @@ def report_left_out(frame: Frame) -> None:
         )
     else:
         return
-    if (said, "") not in _said:
-        _said.add((said, ""))
+    if _is_new((said, "")):
         _show(f"ort_train: {said}; ort_dynamo.summary() says more")
 
 

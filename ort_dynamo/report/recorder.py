@@ -42,9 +42,9 @@ class Records(Listener):
 
     def opened(self, graph: GraphCompilation) -> None:
         """Count where the nodes of a graph run, and record it."""
-        found = graph.segmented
-        report(graph.role, found.native, found.by_design, found.chosen, found.eager, len(found.islands))
-        self.graphs.append(graph_record(graph, time.perf_counter() - self._graph_begin))
+        record = graph_record(graph, time.perf_counter() - self._graph_begin)
+        report(record)
+        self.graphs.append(record)
         report_not_recorded(graph.role, graph.not_recorded)
 
     def read(self, graph: GraphRecord, partition: PartitionRecord | None) -> None:
@@ -61,7 +61,7 @@ class Records(Listener):
             for graph, cut in self._read:
                 self.graphs.append(graph)
                 self.partition = self.partition or cut
-                report(graph.role, graph.native, graph.by_design, graph.chosen, graph.eager, len(graph.islands))
+                report(graph)
         seconds = time.perf_counter() - self._begin
         record = CompileRecord(self.partition, tuple(self.graphs), seconds, current_compile_id(), saved)
         self._keep(record)

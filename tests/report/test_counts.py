@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 import ort_dynamo
 from ort_dynamo.report import counts
 from ort_dynamo.report.counts import report
+from ort_dynamo.report.record import GraphRecord
 
 
 @torch.library.custom_op("ort_dynamo_tests::halve", mutates_args=())
@@ -117,7 +118,8 @@ def test_one_operator_among_many_makes_no_line(caplog: pytest.LogCaptureFixture)
 
 
 def report_of(native: int, chosen: int) -> None:
-    report("forward", Counter(native=native), Counter(), Counter({"aten.mul.Tensor: a reason": chosen}), (), 1)
+    nodes = Counter(native=native), Counter[str](), Counter({"aten.mul.Tensor: a reason": chosen})
+    report(GraphRecord("forward", *nodes, eager=(), islands=(), passes=(), seconds=0.0))
 
 
 def test_the_log_the_summary_and_the_counters_have_the_same_numbers(caplog: pytest.LogCaptureFixture) -> None:

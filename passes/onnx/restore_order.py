@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 
 import onnx_ir as ir
 
@@ -44,22 +45,17 @@ class RestoreOrder(ir.passes.InPlacePass):
         nodes = list(graph)
         makers = {node: makers_of(node) for node in nodes}
         places = self._places(makers)
-        waits = {node: len(reads) for node, reads in makers.items()}
-        ready = [(places[node], index, node) for index, node in enumerate(nodes) if not waits[node]]
-        heapq.heapify(ready)
         indices = {node: index for index, node in enumerate(nodes)}
-        users: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
-        for node in nodes:
-            for maker in makers[node]:
-                users[maker].append(node)
+        sorter = TopologicalSorter(makers)
+        sorter.prepare()
+        ready: list[tuple[int, int, ir.Node]] = []
         order: list[ir.Node] = []
-        while ready:
+        while sorter.is_active():
+            for node in sorter.get_ready():
+                heapq.heappush(ready, (places[node], indices[node], node))
             _, _, node = heapq.heappop(ready)
             order.append(node)
-            for user in users[node]:
-                waits[user] -= 1
-                if not waits[user]:
-                    heapq.heappush(ready, (places[user], indices[user], user))
+            sorter.done(node)
         if order == nodes:
             return ir.passes.PassResult(model, False)
         graph.remove(nodes)

@@ -103,6 +103,11 @@ class _Tracer(GraphAppendingTracer):
         return made
 
 
+def _rounding(function: Callable[[Any], int]) -> Any:
+    """Make a method that rounds a number to an integer, of whichever dtype."""
+    return staticmethod(lambda x, dtype: _applied(function, x))
+
+
 class _Arithmetic(PythonReferenceAnalysis):
     """torch's arithmetic on Python scalars, for proxies of them also where torch's asks sympy or `math`."""
 
@@ -110,21 +115,10 @@ class _Arithmetic(PythonReferenceAnalysis):
     def int_truediv(a: Any, b: Any) -> Any:
         return a / b
 
-    @staticmethod
-    def ceil_to_int(x: Any, dtype: torch.dtype) -> Any:
-        return _applied(math.ceil, x)
-
-    @staticmethod
-    def floor_to_int(x: Any, dtype: torch.dtype) -> Any:
-        return _applied(math.floor, x)
-
-    @staticmethod
-    def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:
-        return _applied(math.trunc, x)
-
-    @staticmethod
-    def round_to_int(a: Any, dtype: torch.dtype) -> Any:
-        return _applied(round, a)
+    ceil_to_int = _rounding(math.ceil)
+    floor_to_int = _rounding(math.floor)
+    trunc_to_int = _rounding(math.trunc)
+    round_to_int = _rounding(round)
 
     @staticmethod
     def round_decimal(a: Any, b: Any) -> Any:

@@ -55,7 +55,7 @@ class _LRScheduler:
 class _WarmupLRScheduler(_LRScheduler):
     """Multiplies the learning rate by s/W in the first W updates, and by a subclass's factor after them."""
 
-    def __init__(self, total_steps: int, warmup: float) -> None:
+    def __init__(self, total_steps: int, warmup: float = 0.002) -> None:
         super().__init__()
         require(isinstance(total_steps, int) and total_steps > 0, "total_steps must be a strict positive number")
         require(isinstance(warmup, float) and 0 <= warmup < 1, "warmup must be a float between (0, 1]")
@@ -102,9 +102,6 @@ class ConstantWarmupLRScheduler(_WarmupLRScheduler):
         AssertionError: an argument is out of its range.
     """
 
-    def __init__(self, total_steps: int, warmup: float = 0.002) -> None:
-        super().__init__(total_steps, warmup)
-
     def _decay(self, step: int, lr: float) -> float:
         return 1.0
 
@@ -122,9 +119,6 @@ class LinearWarmupLRScheduler(_WarmupLRScheduler):
     Raises:
         AssertionError: an argument is out of its range.
     """
-
-    def __init__(self, total_steps: int, warmup: float = 0.002) -> None:
-        super().__init__(total_steps, warmup)
 
     def _decay(self, step: int, lr: float) -> float:
         return max(0.0, (self.total_steps - step) / self._rest())

@@ -2,7 +2,7 @@
 
 torch represents a size that is not fixed as a `torch.SymInt`, whose private `node` holds a sympy expression over size
 symbols and the ShapeEnv that knows their ranges, the guards and the example's values ("hints"). All tested versions,
-2.11 to 2.15, have it so. Answers that depend on more than the expression itself are asked through `answers.ask`.
+2.11 to 2.15, have it so. Answers that depend on more than the expression itself are asked through `size_guards.ask`.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def has_hint_of_one(size: int | torch.SymInt) -> bool:
 def hints(sizes: Iterable[int | torch.SymInt]) -> list[int | None]:
     """Return the sizes' values in the example, None for one that depends on data.
 
-    Not recorded: ask for decisions that depend on them through `answers.ask`, so that the decision enters the key and
-    not the values. `node.hint` and `node.has_hint` in all versions.
+    Not recorded: ask for decisions that depend on them through `size_guards.ask`, so that the decision enters the key
+    and not the values. `node.hint` and `node.has_hint` in all versions.
     """
     return [_hint(size) if isinstance(size, torch.SymInt) else size for size in sizes]
 

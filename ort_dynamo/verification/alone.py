@@ -61,9 +61,7 @@ def run_alone(
         LoweringError: its lowering failed.
     """
     gm, inputs, device = _graph(operator, args, kwargs, read)
-    target = usable_target(device.type)
-    session = SessionOptions(graph_optimization="disable").resolved(on_cuda=target.facts.computes_on_streams)
-    spec = BuildSpec((), session, DumpOptions(), target, device, in_order=False)
+    spec = _spec(device)
     island = LoweredIsland(gm, spec)
     with plainly():
         found = island.run(inputs)
@@ -73,6 +71,13 @@ def run_alone(
     nodes = spell_nodes(island.model.graph.all_nodes())
     culprit = _culprit(island, spec, inputs, expected, exact) if problem else ""
     return Alone(problem, nodes, culprit)
+
+
+def _spec(device: torch.device) -> BuildSpec:
+    """Return how to build an island for a device, without passes and ONNX Runtime's optimizers."""
+    target = usable_target(device.type)
+    session = SessionOptions(graph_optimization="disable").resolved(on_cuda=target.facts.computes_on_streams)
+    return BuildSpec((), session, DumpOptions(), target, device, in_order=False)
 
 
 def _chosen(results: Any, read: Sequence[int] | None) -> list[Any]:
@@ -124,20 +129,21 @@ def _culprit(
     for other in (_on_the_cpu, _by_reference):
         found = other(island, spec, inputs)
         if found is not None:
-            on_cpu = [one.cpu() if isinstance(one, torch.Tensor) else one for one in expected]
-            wide = [one.cpu() if isinstance(one, torch.Tensor) else one for one in exact]
+            on_cpu, wide = _moved_to_cpu(expected), _moved_to_cpu(exact)
             return "lowering" if first_problem(found, on_cpu, partial(list, wide), inputs=inputs) else "kernel"
     return "lowering or kernel"
+
+
+def _moved_to_cpu(values: Sequence[Any]) -> list[Any]:
+    """Return values with their tensors on the CPU."""
+    return [one.cpu() if isinstance(one, torch.Tensor) else one for one in values]
 
 
 def _on_the_cpu(island: LoweredIsland, spec: BuildSpec, inputs: Sequence[Any]) -> Sequence[Any] | None:
     if spec.device.type == "cpu":
         return None
-    device = torch.device("cpu")
-    session = SessionOptions(graph_optimization="disable").resolved()
-    other = BuildSpec((), session, DumpOptions(), usable_target("cpu"), device, in_order=False)
     try:
-        return island.on(other).run([one.cpu() if isinstance(one, torch.Tensor) else one for one in inputs])
+        return island.on(_spec(torch.device("cpu"))).run(_moved_to_cpu(inputs))
     except OrtDynamoError:  # it has no such kernel
         return None
 

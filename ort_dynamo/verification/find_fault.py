@@ -16,7 +16,7 @@ from ort_dynamo.errors import OrtDynamoError
 from ort_dynamo.graph.boundary import copy_with_strides
 from ort_dynamo.graph.marks import WHOLE_NODE
 from ort_dynamo.graph.source_line import module_path, user_line
-from ort_dynamo.lowering.registry import find_lowering, is_from_outside
+from ort_dynamo.lowering.registry import find_lowering, is_from_outside, name_of
 from ort_dynamo.torch_internals.kernels.operators import OpOverload
 from ort_dynamo.torch_internals.kernels.undefined import UNDEFINED
 from ort_dynamo.torch_internals.pytree import tree_leaves
@@ -93,7 +93,7 @@ def _differs(island: IslandRun) -> str:
 
 def _interpreted(island: IslandRun) -> tuple[Sequence[Any], Sequence[Any]]:
     """Give the results of an island's operators in torch, and in float64."""
-    return _in_torch(island.graph.segmented.islands[island.name], island.inputs)
+    return _in_torch(island.gm, island.inputs)
 
 
 def _in_torch(
@@ -207,8 +207,7 @@ class _Walk:
 
 def _walked(run: IslandRun, folder: Path) -> _Walk:
     """Look at an island's operators, as they were lowered, one by one."""
-    gm = run.graph.segmented.islands[run.name]
-    island = LoweredIsland(gm, run.graph.spec)
+    island = LoweredIsland(run.gm, run.graph.spec)
     steps = _steps(run, island, _Steps)
     if steps is None:
         return _Walk()
@@ -225,7 +224,7 @@ _AnySteps = TypeVar("_AnySteps", bound=_Steps)
 
 def _steps(run: IslandRun, island: LoweredIsland, kind: type[_AnySteps]) -> _AnySteps | None:
     """Run an island as it was lowered, with every value as an output; None if only fused kernels can run it."""
-    gm = run.graph.segmented.islands[run.name]
+    gm = run.gm
     more = list(dict.fromkeys(value for node in gm.graph.nodes for value in _values_of(island, node)))
     try:
         results = island.run(run.inputs, more)
@@ -269,7 +268,7 @@ def _least_exact(islands: Sequence[IslandRun], folder: Path, *, least: float) ->
     """
     found: list[tuple[float, _Found, IslandRun, LoweredIsland]] = []
     for run in islands:
-        island = LoweredIsland(run.graph.segmented.islands[run.name], run.graph.spec)
+        island = LoweredIsland(run.gm, run.graph.spec)
         steps = _steps(run, island, _Inexact)
         if steps is None:
             continue
@@ -347,8 +346,7 @@ def _lowering_name(node: Node) -> str:
     function: Any = find_lowering(node.target) if isinstance(node.target, OpOverload) else None
     if function is None:
         return f"of {node.target} in onnxscript's torch_lib"
-    inner = getattr(function, "func", function)
-    name = f"{inner.__module__}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    name = name_of(function)
     return f"{name}, which your program registered" if is_from_outside(node.target) else name
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def find_stage(run: IslandRun, expected: Sequence[Any], exact: Sequence[Any], fo
         folder: where the program that repeats the fault is written.
     """
     spec = run.graph.spec
-    island = LoweredIsland(run.graph.segmented.islands[run.name], spec)
+    island = LoweredIsland(run.gm, spec)
     if _problem(island, run, expected, exact):
         return None  # it was lowered wrong
     before = ir.to_proto(island.model)
@@ -120,18 +120,13 @@ def _values(island: LoweredIsland, inputs: Sequence[Any]) -> dict[str | None, to
 
 
 def _fx_node(run: IslandRun, made: ir.Node | None) -> Node | None:
-    if made is None:
-        return None
-    name = fx_node_name(made.metadata_props)
-    return _named(run).get(name)
+    """Return the FX node that an ONNX node was lowered from; None if it has no name of one."""
+    name = None if made is None else fx_node_name(made.metadata_props)
+    return next((node for node in run.gm.graph.nodes if node.name == name), None)
 
 
 def _output_node(run: IslandRun) -> Node | None:
     """Return the FX node of an island's output; None of an island with several."""
-    (output,) = run.graph.segmented.islands[run.name].graph.find_nodes(op="output")
+    (output,) = run.gm.graph.find_nodes(op="output")
     nodes: Sequence[Node] = output.args[0]
     return nodes[0] if len(nodes) == 1 else None
-
-
-def _named(run: IslandRun) -> Mapping[str, Node]:
-    return {node.name: node for node in run.graph.segmented.islands[run.name].graph.nodes}

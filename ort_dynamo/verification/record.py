@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from ort_dynamo.compilation.events import BoxedRun, GraphCompilation, Listener
 from ort_dynamo.runtime.boxed import Island
@@ -36,6 +37,11 @@ class IslandRun:
     compiled: CompiledGraph
     inputs: tuple[Any, ...]
     outputs: tuple[torch.Tensor, ...]
+
+    @property
+    def gm(self) -> GraphModule:
+        """The FX graph of the island."""
+        return self.graph.segmented.islands[self.name]
 
 
 @dataclass

@@ -48,9 +48,8 @@ class MergeViews(PassBase):
 
 class _Merger:
     def __init__(self, gm: GraphModule) -> None:
-        (output,) = gm.graph.find_nodes(op="output")
         self._graph = gm.graph
-        self._outputs = set(output.all_input_nodes)
+        self._outputs = set(gm.graph.output_node().all_input_nodes)
         self._mutated = mutated_storages(gm)
         self._shown: dict[tuple[Any, ...], Node] = {}
 

@@ -168,8 +168,7 @@ class _Capture:
         graph = self._graph
         if graph is None:
             raise TrainingGraphError(reason="it computes nothing")
-        (output,) = graph.graph.find_nodes(op="output")
-        spelled = spell_outputs(output, self._called)
+        spelled = spell_outputs(graph.graph.output_node(), self._called)
         at = {id(one): f"output_{index}" for index, one in enumerate(self._given)}
         at |= {id(one): described.name for one, described in zip(given, self._description.inputs, strict=True)}
         names: dict[str, str] = {f"output_{len(self._given) + i}": one for i, one in enumerate(self._results)}

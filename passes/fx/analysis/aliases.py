@@ -50,9 +50,8 @@ def _annotated(node: Node, target: OpOverload) -> Iterator[Node]:
 
 def seen_by_outputs(graph: Graph) -> set[Node]:
     """Return the nodes that an output of a graph is, or is a view of."""
-    (output,) = graph.find_nodes(op="output")
     found: set[Node] = set()
-    waiting = list(output.all_input_nodes)
+    waiting = list(graph.output_node().all_input_nodes)
     while waiting:
         node = waiting.pop()
         if node not in found:
@@ -122,8 +121,7 @@ class AliasSets:
         for node in graph.nodes:
             if node.op != "output" and not _is_tuple(node):
                 self._members.setdefault(self._find(node), []).append(node)
-        (output,) = graph.find_nodes(op="output")
-        returned = [key for node in output.all_input_nodes for key in _results(node)]
+        returned = [key for node in graph.output_node().all_input_nodes for key in _results(node)]
         self._returned = {self._find(key) for key in returned}
         self._given = {self._find(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")}
 

@@ -150,7 +150,7 @@ def memory_record(joint: GraphModule, forward: GraphModule, backward: GraphModul
     """
     whole = JointGraph(joint)
     own = {node.name for node in whole.forward}
-    results = _output(forward).args[0]
+    results = forward.graph.output_node().args[0]
     assert isinstance(results, (tuple, list))
     inputs = _inputs(forward)
     kept: dict[int, Node] = {}
@@ -177,7 +177,7 @@ def freed_by_backward(forward: GraphModule, backward: GraphModule, outputs: int)
         backward: the backward graph.
         outputs: the number of the forward's leading outputs that are the graph's own results.
     """
-    results = _output(forward).args[0]
+    results = forward.graph.output_node().args[0]
     assert isinstance(results, (tuple, list))
     returned = (node for node in results[:outputs] if isinstance(node, Node))
     held = _inputs(forward).union(*map(storages_of, returned))
@@ -212,11 +212,6 @@ def alive_alone(gm: GraphModule) -> list[int]:
 
 def _inputs(gm: GraphModule) -> set[int]:
     return {storage for node in gm.graph.find_nodes(op="placeholder") for storage in storages_of(node)}
-
-
-def _output(gm: GraphModule) -> Node:
-    (output,) = gm.graph.find_nodes(op="output")
-    return output
 
 
 def _tensors(values: Iterable[object]) -> list[Node]:
@@ -282,7 +277,7 @@ def _last_readers(gm: GraphModule, own: Mapping[Node, set[int]]) -> dict[int, No
         section = node.meta.get(SECTION, 0)
         for storage in {storage for read in node.all_input_nodes for storage in own[read]}:
             last[storage] = closes[section] if node.op != "output" and made[storage] != section else node
-    output = _output(gm)
+    output = gm.graph.output_node()
     for node in filter(is_tangent, own):
         last |= dict.fromkeys(own[node], output)
     return last

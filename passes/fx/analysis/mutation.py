@@ -20,8 +20,7 @@ def mutated_storages(gm: GraphModule) -> set[int]:
 
 def _mutated_inputs(gm: GraphModule) -> Iterator[Node]:
     """Yield the inputs that AOTAutograd writes to, as it describes outputs, and those that the graph writes to."""
-    (output,) = gm.graph.find_nodes(op="output")
-    written = [d.mutated_input for d in output.meta.get("desc", ()) if hasattr(d, "mutated_input")]
+    written = [d.mutated_input for d in gm.graph.output_node().meta.get("desc", ()) if hasattr(d, "mutated_input")]
     for node in gm.graph.find_nodes(op="placeholder"):
         if node.meta.get("desc") in written and isinstance(node.meta.get("val"), torch.Tensor):
             yield node

@@ -115,9 +115,8 @@ class JointGraph:
     @cached_property
     def differentiable(self) -> frozenset[Node]:
         """Forward nodes that a gradient flows through: they depend on an input that gets one."""
-        (output,) = self.gm.graph.find_nodes(op="output")
         inputs = [n for n in self.gm.graph.find_nodes(op="placeholder") if not is_tangent(n)]
-        results = tree_leaves(output.args[0])
+        results = tree_leaves(self.gm.graph.output_node().args[0])
         gradients = results[len(results) - len(inputs) :]
         reached = {node for node, gradient in zip(inputs, gradients, strict=True) if gradient is not None}
         for node in self.forward:
@@ -128,8 +127,7 @@ class JointGraph:
     @cached_property
     def outputs(self) -> frozenset[Node]:
         """Forward nodes that the graph returns: they live anyway."""
-        (output,) = self.gm.graph.find_nodes(op="output")
-        return frozenset(node for node in output.all_input_nodes if node in self._forward)
+        return frozenset(node for node in self.gm.graph.output_node().all_input_nodes if node in self._forward)
 
     @cached_property
     def time(self) -> float:

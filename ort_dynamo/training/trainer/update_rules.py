@@ -36,7 +36,6 @@ class SGDRule:
     max_norm_clip: float | None = None
 
     moments: int = 0
-    counts: bool = False
 
     def update(
         self,
@@ -85,7 +84,6 @@ class AdamRule:
     decay_after: bool
 
     moments: int = 2
-    counts: bool = True
 
     def update(
         self,
@@ -143,7 +141,6 @@ class LambRule:
     ratio_max: float = math.inf
 
     moments: int = 2
-    counts: bool = True
 
     def update(
         self,

@@ -24,8 +24,6 @@ from ort_dynamo.training.trainer.update_rules import gradient_divisor, gradient_
 
 __all__ = ["StepKind", "WholeStep", "WholeStepModule"]
 
-"""Graphs that are kept of a trainer's step: far more than sizes of one, dtypes and modes make."""
-
 
 @dataclass(frozen=True)
 class StepKind:

@@ -36,46 +36,38 @@ _INTEGERS = "liscu"
 _FLOATS = "fdhb"
 
 
-def _names(text: str) -> list[str]:
-    return text.split()
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 def _by_name(*rows: tuple[str, _V]) -> Mapping[str, _V]:
     """Give each of the names in a row its value."""
-    return {name: value for names, value in rows for name in _names(names)}
+    return {name: value for names, value in rows for name in names.split()}
 
 
-PROMOTING = frozenset(
-    _names(
-        """
-            __and__ __lshift__ __or__ __rshift__ __xor__
-            add addcmul addr as_strided_scatter atan2 bernoulli bitwise_and bitwise_left_shift bitwise_or
-            bitwise_right_shift bitwise_xor block_diag bucketize cat clamp clamp_max clamp_min copy copysign
-            diagonal_scatter div elu_backward eq fill floor_divide fmax fmin fmod gcd ge gt hardshrink_backward
-            hardsigmoid_backward hardswish_backward hardtanh_backward hypot igamma igammac index_fill lcm le
-            leaky_relu_backward linspace logaddexp logaddexp2 logical_and logical_or logical_xor logit_backward
-            logspace lt masked_fill maximum minimum mse_loss mul ne nextafter pow remainder resize_as searchsorted
-            select_scatter sigmoid_backward silu_backward slice_scatter smooth_l1_loss softplus_backward
-            softshrink_backward special_chebyshev_polynomial_t special_chebyshev_polynomial_u
-            special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_hermite_polynomial_h
-            special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p
-            special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-            special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_xlog1py special_zeta
-            stack tanh_backward where xlogy
-        """
-    )
-)
+PROMOTING = _names("""
+    __and__ __lshift__ __or__ __rshift__ __xor__
+    add addcmul addr as_strided_scatter atan2 bernoulli bitwise_and bitwise_left_shift bitwise_or
+    bitwise_right_shift bitwise_xor block_diag bucketize cat clamp clamp_max clamp_min copy copysign
+    diagonal_scatter div elu_backward eq fill floor_divide fmax fmin fmod gcd ge gt hardshrink_backward
+    hardsigmoid_backward hardswish_backward hardtanh_backward hypot igamma igammac index_fill lcm le
+    leaky_relu_backward linspace logaddexp logaddexp2 logical_and logical_or logical_xor logit_backward
+    logspace lt masked_fill maximum minimum mse_loss mul ne nextafter pow remainder resize_as searchsorted
+    select_scatter sigmoid_backward silu_backward slice_scatter smooth_l1_loss softplus_backward
+    softshrink_backward special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+    special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_hermite_polynomial_h
+    special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p
+    special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_xlog1py special_zeta
+    stack tanh_backward where xlogy
+""")
 """Operators that take any mix of dtypes, if they take the dtype to which it promotes."""
 
-MIXING = frozenset(
-    _names(
-        """
-            _fused_rms_norm _fused_rms_norm_backward addcdiv binary_cross_entropy_with_logits dist isin
-            mish_backward mse_loss_backward normal rrelu_with_noise_backward rsub smooth_l1_loss_backward
-            soft_margin_loss_backward sub
-        """
-    )
-)
+MIXING = _names("""
+    _fused_rms_norm _fused_rms_norm_backward addcdiv binary_cross_entropy_with_logits dist isin
+    mish_backward mse_loss_backward normal rrelu_with_noise_backward rsub smooth_l1_loss_backward
+    soft_margin_loss_backward sub
+""")
 """Operators that take any mix of the dtypes that they take."""
 
 FLOAT32_BESIDE_HALVES: Mapping[str, tuple[str, ...]] = _by_name(

@@ -32,46 +32,35 @@ def _native_dropout(ctx: LoweringContext, input: ir.Value, p: float, train: bool
     return ctx.op.Dropout(input, ratio, mode, seed=_seed(ctx), _outputs=2)
 
 
-def _uniform(ctx: LoweringContext, low: float = 0.0, high: float = 1.0) -> ir.Value:
+def _drawn(ctx: LoweringContext, op_type: str, **attributes: float) -> ir.Value:
+    """Draw float32 numbers of the result's shape."""
     like = ctx.op.Expand(ctx.constant(0.0, torch.float32), ctx.shape(ctx.out.shape))
-    numbers = ctx.op.RandomUniformLike(
-        like, low=float(low), high=float(high), seed=float(_seed(ctx)), dtype=ir.DataType.FLOAT
-    )
-    return ctx.op.Cast(numbers, to=onnx_dtype(ctx.out.dtype))
-
-
-def _normal(ctx: LoweringContext, mean: float = 0.0, std: float = 1.0) -> ir.Value:
-    like = ctx.op.Expand(ctx.constant(0.0, torch.float32), ctx.shape(ctx.out.shape))
-    numbers = ctx.op.RandomNormalLike(
-        like, mean=float(mean), scale=float(std), seed=float(_seed(ctx)), dtype=ir.DataType.FLOAT
-    )
-    return ctx.op.Cast(numbers, to=onnx_dtype(ctx.out.dtype))
+    return getattr(ctx.op, op_type)(like, **attributes, seed=float(_seed(ctx)), dtype=ir.DataType.FLOAT)
 
 
 def _rand(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
     """rand(SymInt[] size, ...) -> Tensor, and rand_like"""
-    return _uniform(ctx)
+    return _as_result(ctx, _drawn(ctx, "RandomUniformLike", low=0.0, high=1.0))
 
 
 def _randn(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
     """randn(SymInt[] size, ...) -> Tensor, and randn_like"""
-    return _normal(ctx)
+    return _as_result(ctx, _drawn(ctx, "RandomNormalLike", mean=0.0, scale=1.0))
 
 
-def _uniform_between(ctx: LoweringContext, self: ir.Value, low: float = 0.0, high: float = 1.0, **_: Any) -> ir.Value:
+def _uniform(ctx: LoweringContext, self: ir.Value, low: float = 0.0, high: float = 1.0, **_: Any) -> ir.Value:
     """uniform(Tensor self, float from=0, float to=1, *, Generator? generator=None) -> Tensor"""
-    return _uniform(ctx, low, high)
+    return _as_result(ctx, _drawn(ctx, "RandomUniformLike", low=float(low), high=float(high)))
 
 
 def _bernoulli(ctx: LoweringContext, self: ir.Value, p: float = 0.5, **_: Any) -> ir.Value:
     """bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tensor"""
-    numbers = ctx.op.Less(_uniform_float(ctx), ctx.constant(float(p), torch.float32))
-    return ctx.op.Cast(numbers, to=onnx_dtype(ctx.out.dtype))
+    numbers = _drawn(ctx, "RandomUniformLike", low=0.0, high=1.0)
+    return _as_result(ctx, ctx.op.Less(numbers, ctx.constant(float(p), torch.float32)))
 
 
-def _uniform_float(ctx: LoweringContext) -> ir.Value:
-    like = ctx.op.Expand(ctx.constant(0.0, torch.float32), ctx.shape(ctx.out.shape))
-    return ctx.op.RandomUniformLike(like, low=0.0, high=1.0, seed=float(_seed(ctx)), dtype=ir.DataType.FLOAT)
+def _as_result(ctx: LoweringContext, value: ir.Value) -> ir.Value:
+    return ctx.op.Cast(value, to=onnx_dtype(ctx.out.dtype))
 
 
 RANDOM_OPS: Mapping[OpOverload, Lowering] = {
@@ -80,7 +69,7 @@ RANDOM_OPS: Mapping[OpOverload, Lowering] = {
     aten.rand_like.default: _rand,
     aten.randn.default: _randn,
     aten.randn_like.default: _randn,
-    aten.uniform.default: _uniform_between,
+    aten.uniform.default: _uniform,
     aten.bernoulli.p: _bernoulli,
 }
 """Overload -> its lowering for targets that run random ops themselves."""

@@ -50,7 +50,9 @@ _WITHOUT_KERNEL = frozenset(
 
 
 @functools.cache
-def _schema(op_type: str, domain: str, version: int) -> onnx.defs.OpSchema | None:
+def _schema(op_type: str, domain: str, version: int | None) -> onnx.defs.OpSchema | None:
+    if version is None:
+        return None
     try:
         return onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
@@ -126,10 +128,10 @@ class LoweringBuilder(GraphBuilder):
             # Defect identity_transpose_before_gemm.
             op_type, attributes = "Identity", {}
         attributes = {key: _attribute(key, value) for key, value in attributes.items()}
-        schema = self._get_schema(op_type, domain, version)
+        schema = _schema(op_type, domain, version)
         if schema is None and domain == "":
             raise AttributeError(f"ONNX has no operator {op_type} in opset {version}")
-        inputs = self._as_values(schema, inputs)
+        inputs = self.cast_inputs(schema, inputs)
         if (instead := ordering(self.target, op_type, domain, inputs)) is not None:
             return instead(self.op, inputs)
         if (padded := padding(self.target, op_type, domain, inputs, attributes)) is not None:
@@ -177,7 +179,7 @@ class LoweringBuilder(GraphBuilder):
         """Type variable -> dtype to compute in, for the variables whose own dtype no kernel takes."""
         if op_type in _WITHOUT_KERNEL or self._takes(op_type, domain, bound):
             return {}
-        schema = self._get_schema(op_type, domain, OPSET)
+        schema = _schema(op_type, domain, OPSET)
         if schema is not None and _has_function(schema) and not self.target.has_op(op_type, domain):
             return {}  # ONNX Runtime inlines the operator's function body
         for variable, dtype in bound.items():
@@ -198,7 +200,7 @@ class LoweringBuilder(GraphBuilder):
 
     def check_kernel(self, node: ir.Node) -> None:
         """Raise UnsupportedNodeError where the target cannot run a node that was made elsewhere as it stands."""
-        schema = self._get_schema(node.op_type, node.domain, OPSET)
+        schema = _schema(node.op_type, node.domain, OPSET)
         if self._substitutes(node.op_type, node.domain, _bind(node.op_type, schema, node.inputs)):
             raise UnsupportedNodeError(f"{self.target.provider} has no {node.op_type} kernel for the node's dtypes")
 
@@ -210,14 +212,6 @@ class LoweringBuilder(GraphBuilder):
         self.graph.append(node)
         self._infer_types(node)
 
-    def _as_values(self, schema: onnx.defs.OpSchema | None, inputs: Sequence[Any]) -> Sequence[ir.Value | None]:
-        if all(value is None or isinstance(value, ir.Value) for value in inputs):
-            return inputs  # as most are: there is no need to look through the schema
-        return self.cast_inputs(schema, inputs)
-
-    def _get_schema(self, op_type: str, domain: str, version: int | None) -> onnx.defs.OpSchema | None:
-        return _schema(op_type, domain, version) if version is not None else None
-
     def _infer_types(self, node: ir.Node) -> None:
         """Set the dtypes of the node's outputs."""
         if (to := node.attributes.get("to")) is not None:
@@ -225,7 +219,7 @@ class LoweringBuilder(GraphBuilder):
         elif node.op_type in ("Constant", "ConstantOfShape") and "value" in node.attributes:
             types = [node.attributes["value"].as_tensor().dtype]
         else:
-            schema = self._get_schema(node.op_type, node.domain, node.version)
+            schema = _schema(node.op_type, node.domain, node.version)
             types = _output_types(schema, node)
         for output, dtype in zip(node.outputs, types, strict=False):
             if output.type is None and dtype is not None:

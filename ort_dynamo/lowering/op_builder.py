@@ -123,8 +123,10 @@ class GraphBuilder(ABC):
         """Make values of Python scalars, typed like the values that share their type variable.
 
         Raises:
-            ValueError: there are more inputs than the operator has.
+            ValueError: there are more inputs than the operator has, and one is a scalar.
         """
+        if all(value is None or isinstance(value, ir.Value) for value in inputs):
+            return inputs  # as most are: there is no need to look through the schema
         variables = [_variable_of(schema, index) for index in range(len(inputs))]
         like: dict[str, ir.Value] = {}
         for variable, value in zip(variables, inputs, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -12,6 +11,7 @@ from ort_dynamo.graph.fused_op import POINTERS, Size
 from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.analysis.host_values import host_nodes, is_host_number, is_of_sizes
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes, needs_kernel
+from ort_dynamo.passes.onnx.fused_kernels.cluster import Cluster, joined_space
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.computed_shapes import shape_sources
 from ort_dynamo.passes.onnx.fused_kernels.group import MOVES, Group
@@ -36,6 +36,9 @@ _NARROW = 16
 _MOST_SIBLINGS = 16
 """Maximum number of readers of a tensor for which each pair is tried."""
 
+_SMALL = 1 << 20
+"""Elements of a tensor that a device reads in the time of a launch."""
+
 _INDICES = (ir.DataType.INT32, ir.DataType.INT64)
 _ADDED = (ir.DataType.DOUBLE, ir.DataType.FLOAT)
 
@@ -45,34 +48,13 @@ _COPIES = frozenset({"Concat", "Expand", "Gather", "Slice", "Split", "Transpose"
 _FREE = MOVES - _COPIES
 
 
-@dataclass(eq=False)
-class _Cluster:
-    """A node, or a growing group.
-
-    Attributes:
-        nodes: the nodes, in no order.
-        bits: the set of its nodes as an integer: a node's bit is its index in the graph.
-        ancestors: the nodes of all clusters that it depends on, directly or not.
-        descendants: the nodes of all clusters that depend on it.
-        points: the number of elements of its largest value; None for a node that is not fused.
-        columns: the sizes of a row's axes.
-    """
-
-    nodes: list[ir.Node]
-    bits: int
-    ancestors: int = 0
-    descendants: int = 0
-    points: Size | None = None
-    columns: tuple[Size, ...] = field(default=())
-
-
 def find_groups(
     graph: ir.Graph, sizes: ValueSizes, finishing: Sequence[Sequence[ir.Node]] | None = None
 ) -> list[Group]:
     """Return the groups that become one kernel each: at least two nodes that compute, or one that needs a kernel.
 
     A node joins the groups that compute its inputs if they have the same points, or rows, and if no path leaves the
-    group and returns. Then groups that read the same tensor are merged.
+    group and returns. Then groups that read the same tensor are merged, and small ones that read the same kernel's.
 
     Args:
         graph: the graph; its values have types and shapes, as far as they are known.
@@ -83,6 +65,7 @@ def find_groups(
     found.join_finishing()
     found.join_producers()
     found.join_siblings()
+    found.join_small_siblings()
     return found.groups()
 
 
@@ -93,10 +76,10 @@ class _Search:
         self._sizes, self._nodes = sizes, list(graph)
         self._position = {node: position for position, node in enumerate(self._nodes)}
         self._kept = {value for value in graph.outputs if value is not None}
-        self._of: dict[ir.Node, _Cluster] = {}
+        self._of: dict[ir.Node, Cluster] = {}
         self._host = host_nodes(graph)
         for position, node in enumerate(self._nodes):
-            cluster = self._of[node] = _Cluster([node], 1 << position)
+            cluster = self._of[node] = Cluster([node], 1 << position)
             for producer in self._producers(node):
                 cluster.ancestors |= self._of[producer].bits | self._of[producer].ancestors
             is_read = any(output in self._kept or output.uses() for output in node.outputs)
@@ -227,18 +210,33 @@ class _Search:
             for first, second in itertools.combinations(same[:_MOST_SIBLINGS], 2):
                 self._try(self._of[first], self._of[second])
 
-    def _try(self, first: _Cluster, second: _Cluster) -> None:
+    def join_small_siblings(self) -> None:
+        """Join small groups that read results of one group: a launch takes longer than their bytes."""
+        readers: dict[Cluster, list[ir.Node]] = {}
+        for node in self._nodes:
+            points = self._of[node].points
+            if points is not None and _usual_number(points) <= _SMALL:
+                made = map(_behind_views, self._producers(node))
+                for cluster in dict.fromkeys(self._of[one] for one in made if one is not None and one in self._of):
+                    if cluster.points is not None and cluster is not self._of[node]:
+                        readers.setdefault(cluster, []).append(node)
+        for nodes in readers.values():
+            for first, second in itertools.combinations(nodes[:_MOST_SIBLINGS], 2):
+                if self._of[first].points == self._of[second].points:
+                    self._try(self._of[first], self._of[second])
+
+    def _try(self, first: Cluster, second: Cluster) -> None:
         """Make one group of two, if that is a kernel and leaves the graph without a circle."""
         if first is second or first.points is None or second.points is None:
             return
-        space = _joined(first, second) or self._with_piece(first, second) or self._with_total(first, second)
+        space = joined_space(first, second) or self._with_piece(first, second) or self._with_total(first, second)
         if space is None or self._has_way_around(first, second):
             return
         group = self._group(self._in_order([*first.nodes, *second.nodes]), space[1])
         if self._is_kernel(group):
             self._merge(first, second, *space)
 
-    def _with_piece(self, piece: _Cluster, whole: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:
+    def _with_piece(self, piece: Cluster, whole: Cluster) -> tuple[Size, tuple[Size, ...]] | None:
         """Return the points and the columns of a group with one that makes a piece of its concatenation."""
         assert piece.points is not None
         assert whole.points is not None
@@ -248,7 +246,7 @@ class _Search:
         fits = any(piece.points * Size(share.denominator) == whole.points * Size(share.numerator) for share in shares)
         return (whole.points, whole.columns) if fits and not piece.columns else None
 
-    def _with_total(self, sums: _Cluster, reader: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:
+    def _with_total(self, sums: Cluster, reader: Cluster) -> tuple[Size, tuple[Size, ...]] | None:
         """Return the points and the columns of a group that sums over rows with one that computes of the sums."""
         assert sums.points is not None
         width = product(sums.columns)
@@ -259,11 +257,11 @@ class _Search:
         is_of_columns = all(self._sizes.count(node.outputs[0]) == width for node in read)
         return (sums.points, sums.columns) if read and is_of_columns else None
 
-    def _has_way_around(self, first: _Cluster, second: _Cluster) -> bool:
+    def _has_way_around(self, first: Cluster, second: Cluster) -> bool:
         """Check whether a path between two clusters leads through a third."""
         return bool(first.descendants & second.ancestors or second.descendants & first.ancestors)
 
-    def _merge(self, first: _Cluster, second: _Cluster, points: Size, columns: tuple[Size, ...]) -> None:
+    def _merge(self, first: Cluster, second: Cluster, points: Size, columns: tuple[Size, ...]) -> None:
         both = first.bits | second.bits
         before, after = ((first.ancestors | second.ancestors) & ~both, (first.descendants | second.descendants) & ~both)
         # Who comes before, or after, only one of the two knows of the other one from now on.
@@ -277,7 +275,7 @@ class _Search:
         for node in second.nodes:
             self._of[node] = first
 
-    def _at(self, bits: int) -> Iterator[_Cluster]:
+    def _at(self, bits: int) -> Iterator[Cluster]:
         """Yield the clusters that have these nodes, each once."""
         while bits:
             cluster = self._of[self._nodes[(bits & -bits).bit_length() - 1]]
@@ -312,7 +310,7 @@ class _Search:
         )
 
     def _cost(self, value: ir.Value) -> int:
-        """About the bytes of reading a value, and of writing it if kernels alone read it; a symbol is a thousand.
+        """About the bytes of reading a value, and of writing it if kernels alone read it.
 
         A number on the host is an argument of a launch, which is free.
         """
@@ -321,8 +319,7 @@ class _Search:
             return 0
         is_there = node is None or value in self._kept or node not in self._position or self._of[node].points is None
         is_there = is_there or any(self._of[reader].points is None for reader, _ in value.uses() if reader in self._of)
-        count = product(shape)
-        return int(count.factor * 1000 ** len(count.symbols) * value.dtype.itemsize) * (1 if is_there else 2)
+        return int(_usual_number(product(shape)) * value.dtype.itemsize) * (1 if is_there else 2)
 
     def _is_kernel(self, group: Group) -> bool:
         if not self._is_within_limits(group):
@@ -375,6 +372,22 @@ class _Search:
             inside -= edges
 
 
+def _usual_number(size: Size) -> int:
+    """Return a size, with a thousand for each symbol."""
+    return size.factor * 1000 ** len(size.symbols)
+
+
+def _behind_views(node: ir.Node) -> ir.Node | None:
+    """Return the node whose result a node shows, if it copies nothing; None if that is no node's result."""
+    while node.op_type in _FREE and not node.domain:
+        value = node.inputs[0]
+        producer = None if value is None else value.producer()
+        if producer is None:
+            return None
+        node = producer
+    return node
+
+
 def _pays(nodes: Sequence[ir.Node]) -> bool:
     """Check whether a fused kernel pays off.
 
@@ -382,19 +395,3 @@ def _pays(nodes: Sequence[ir.Node]) -> bool:
     """
     several = sum(node.op_type not in _FREE for node in nodes) > 1
     return several or any(needs_kernel(node) or summed_axes(node) is not None for node in nodes)
-
-
-def _joined(first: _Cluster, second: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:
-    """Return the points and the columns of two groups as one; None where they do not fit."""
-    assert first.points is not None
-    assert second.points is not None
-    if first.columns and second.columns:
-        fits = first.points == second.points and product(first.columns) == product(second.columns)
-        return (first.points, first.columns) if fits else None
-    wide, other = (first, second) if first.columns else (second, first)
-    assert wide.points is not None
-    if other.points == wide.points:
-        return wide.points, wide.columns
-    if wide.columns and other.points is not None and other.points * product(wide.columns) == wide.points:
-        return wide.points, wide.columns
-    return None

@@ -95,6 +95,29 @@ def test_group_norm_reads_the_image_in_three_kernels() -> None:
         assert_interpreted_alike(model, inputs)
 
 
+@pytest.mark.parametrize(("channels", "kernels"), [(24, 2), (1 << 18, 3)])
+def test_small_readers_of_one_kernels_results_are_one_kernel(channels: int, kernels: int) -> None:
+    """The gradient of a group norm reads two sums for each image, each for itself: so little that launches decide."""
+    text = f"""g (float[6,8,{channels}] x, float[6,8,{channels}] g) => (float[6,4] a, float[6,4] b)
+      <int64[1] one = {{1}}, int64[1] last = {{2}}, int64[3] cut = {{6, 4, {channels // 4}}}> {{
+      e = Exp(g)
+      s = ReduceSum<keepdims=0>(e, one)
+      xe = Mul(x, e)
+      t = ReduceSum<keepdims=0>(xe, one)
+      sg = Reshape(s, cut)
+      tg = Reshape(t, cut)
+      st = Tanh(sg)
+      tt = Tanh(tg)
+      a = ReduceSum<keepdims=0>(st, last)
+      b = ReduceSum<keepdims=0>(tt, last)
+    }}"""
+    plain = onnx.parser.parse_model(HEADER + text)
+    model = fused(plain)
+    assert len([node for node in model.graph if node.domain == DOMAIN]) == kernels
+    if channels < 1000:
+        assert_fused_alike(plain, model, inputs_of(plain, 0, {}), 1e-5)
+
+
 @pytest.mark.parametrize(("images", "rows", "kernels"), [(3, 7, 1), (4, 600, 2), (2, 37, 1)])
 def test_whole_rows_are_summed_for_each_image(images: int, rows: int, kernels: int) -> None:
     text = f"""g (float[{images},{rows},40] x) => (float[{images},40] s)

@@ -165,7 +165,8 @@ class _Dtypes:
     def refusal(self) -> str | None:
         """Return the reason to leave the call to torch's kernel, or None."""
         every = [tensor for tensors in self._tensors.values() for tensor in tensors]
-        if not every or any(tensor.dtype not in LETTERS for tensor in every):
+        dtypes = self._dtypes()
+        if not dtypes or not dtypes <= LETTERS.keys():
             return None
         others = self._rule(OTHER_ARGUMENTS) or {}
         operands = {argument: tensors for argument, tensors in self._tensors.items() if argument not in others}
@@ -209,9 +210,15 @@ class _Dtypes:
     def _rule(self, table: Mapping[str, _V]) -> _V | None:
         return table.get(self._full, table.get(self._name))
 
+    def _dtypes(self) -> set[torch.dtype]:
+        """Return the dtypes of the tensors or, of a call that makes one from numbers, the dtype that it names."""
+        seen = {tensor.dtype for tensors in self._tensors.values() for tensor in tensors}
+        named = self._arguments.get("dtype")
+        return seen if seen or not isinstance(named, torch.dtype) else {named}
+
     def _says(self, what: str) -> str:
-        seen = sorted({str(tensor.dtype).removeprefix("torch.") for ts in self._tensors.values() for tensor in ts})
-        return f"its tensors' dtypes ({', '.join(seen)}) {what}"
+        seen = sorted(str(dtype).removeprefix("torch.") for dtype in self._dtypes())
+        return f"its dtypes ({', '.join(seen)}) {what}"
 
 
 def _letters(tensors: Sequence[torch.Tensor]) -> set[str]:

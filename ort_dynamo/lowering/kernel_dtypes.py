@@ -259,7 +259,7 @@ UNKNOWN = (
 TAKEN: Mapping[str, str] = _by_name(
     (
         """
-            cumprod.cast cumsum.cast
+            cumprod.cast cumsum.cast linspace.cast logspace.cast
             _trilinear abs addbmm addcmul addmm addmv affine_grid_generator argmax argmin baddbmm bmm bucketize ceil
             clamp.Tensor div.Tensor_mode dot floor floor_divide fmod.Tensor hardtanh index_reduce isin kthvalue
             linalg_cross max_pool2d_with_indices max_pool3d_with_indices median mm mv mvlgamma nanmedian neg positive
@@ -283,9 +283,10 @@ TAKEN: Mapping[str, str] = _by_name(
             binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits celu
             convolution_backward dist elu elu_backward frac fractional_max_pool2d fractional_max_pool2d_backward
             fractional_max_pool3d fractional_max_pool3d_backward frexp gelu gelu_backward glu glu_backward
-            grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward hardshrink
-            hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh_backward histc
-            histogram.bins_tensor huber_loss huber_loss_backward hypot igamma igammac leaky_relu leaky_relu_backward
+            grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward hann_window.cast
+            hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward
+            hardtanh_backward histc histogram.bins_tensor huber_loss huber_loss_backward hypot igamma igammac
+            leaky_relu leaky_relu_backward
             lerp linalg_matrix_exp linalg_vector_norm log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2
             logcumsumexp logit_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward max_unpool2d
             max_unpool3d mean mish mish_backward mse_loss mse_loss_backward native_batch_norm

@@ -173,6 +173,28 @@ def _images() -> Iterator[Call]:
     yield Call("nn.functional.adaptive_avg_pool2d", "empty image", average, (nothing,))
 
 
+def _factories() -> Iterator[Call]:
+    """Give calls that make a tensor of a dtype that their kernel does not have."""
+
+    def hann_window(one: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.hann_window(5, dtype=dtype) + one
+
+    def linspace(one: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.linspace(0, 3, 4, dtype=dtype) + one
+
+    def logspace(one: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.logspace(0, 1, 3, dtype=dtype) + one
+
+    for make, dtypes in (
+        (hann_window, (torch.bool, torch.int64, torch.uint8)),
+        (linspace, (torch.bool,)),
+        (logspace, (torch.bool,)),
+    ):
+        for dtype in dtypes:
+            call = functools.partial(make, dtype=dtype)
+            yield Call(make.__name__, str(dtype).removeprefix("torch."), call, (torch.ones(1),))
+
+
 def _linear_algebra() -> Iterator[Call]:
     zero, ones = torch.zeros(2, 2), torch.ones(2, 1)
     yield Call("linalg.cholesky", "matrix that is not positive definite", torch.linalg.cholesky, (-torch.eye(2),))
@@ -223,7 +245,7 @@ def _reductions() -> Iterator[Call]:
 
 
 def _all() -> Iterator[Call]:
-    for family in (_losses, _activations, _random, _counts, _images, _linear_algebra, _reductions):
+    for family in (_losses, _activations, _random, _counts, _factories, _images, _linear_algebra, _reductions):
         yield from family()
     yield from (Call(*row) for row in index_calls())
 

@@ -11,7 +11,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
-from ort_dynamo.torch_internals.sizes.symbols import expression
+from ort_dynamo.torch_internals.sizes.symbols import expression, known_true
 
 __all__ = [
     "Pool",
@@ -144,6 +144,12 @@ class Pool(Sliding):
     def fits_onnx(self) -> bool:
         """ONNX Runtime takes paddings below the kernel's size only."""
         return all(max(p, e) < k for p, e, k in zip(self.padding, self.ends, self.kernel, strict=True))
+
+    @property
+    def has_elements(self) -> bool:
+        """True if each window is known to have an element; one dilated by more than the size may step over them."""
+        axes = zip(self.padding, self.dilation, self.sizes, strict=True)
+        return all(p == 0 or d == 1 or known_true(d <= s) for p, d, s in axes)
 
     @property
     def is_disjoint(self) -> bool:

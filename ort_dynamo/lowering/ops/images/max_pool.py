@@ -55,6 +55,8 @@ def _max_pool(
     """
     out = ctx.out[0].shape
     pool = Pool.of(ctx.sizes(self), out, kernel_size, stride, padding, dilation, ceil_mode, rank)
+    if not pool.has_elements:
+        raise ctx.refuse("a window may have no element, for which only torch's kernel has an index")
 
     def windows() -> list[Windows]:
         axes = zip(pool.sizes, pool.out, pool.kernel, pool.stride, pool.padding, pool.dilation, strict=True)
@@ -207,7 +209,7 @@ def _unpooled(
     dtype = float_dtype(ctx.dtype(grad_output))
     grad, leading = ctx.cast(grad_output, dtype), sizes[: len(sizes) - rank]
     kinds = {"T1": onnx_dtype(dtype), "T2": ir.DataType.INT64}
-    fits = pool is not None and pool.is_disjoint and pool.fits_onnx and len(leading) == 2
+    fits = pool is not None and pool.is_disjoint and pool.fits_onnx and pool.has_elements and len(leading) == 2
     if pool is not None and fits and ctx.target.takes("MaxUnpool", "", kinds):
         # No position is the maximum of two windows: MaxUnpool, which overwrites, is ten times as fast as adding.
         places = op.Add(indices, _plane_starts(ctx, leading, sizes[-rank:]))

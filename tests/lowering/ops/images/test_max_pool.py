@@ -109,6 +109,15 @@ def test_maxima_and_places_of_integers_equal_eager(case, dtype):
     assert_like_eager(and_places(module), x, gradients=False)
 
 
+@pytest.mark.parametrize("return_indices", [False, True])
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_windows_without_an_element_equal_eager(rank, size, return_indices):
+    """Windows of two elements whose dilation leads from the padding before an input into that behind it."""
+    module = getattr(nn, f"MaxPool{rank}d")(2, 2, 1, dilation=size + 1, return_indices=return_indices)
+    assert_like_eager(module, torch.randn(1, 2, *[size] * rank), gradients=False, allow_eager=True)
+
+
 def test_max_pool_of_an_empty_batch_equals_eager():
     assert_like_eager(and_places(nn.MaxPool2d(2)), torch.randn(0, 3, 6, 6, requires_grad=True))
 

@@ -31,8 +31,9 @@ def dimension_of(size: Size, symbols: Sequence[tuple[int, int]], inputs: Sequenc
     for index, axis in (symbols[symbol] for symbol in size.symbols):
         shape = inputs[index].shape
         assert shape is not None
-        dim = str(shape[axis])
-        factors.append(dim if _PRODUCT.fullmatch(dim) else f"({dim})")
+        factors.append(str(shape[axis]))
+    if len(factors) > 1:
+        factors = [one if _PRODUCT.fullmatch(one) else f"({one})" for one in factors]
     return ir.SymbolicDim("*".join(factors))
 
 

@@ -97,8 +97,8 @@ def computed(kernel: Kernel, inputs: Sequence[Array], symbols: Sequence[int]) ->
     def offsets(strides: Sequence[Size]) -> Array:
         found = np.zeros((1,) * len(loops), np.int64)
         for counter, stride in zip(counters, strides, strict=True):
-            if factor := stride.value(symbols):
-                found = found + counter * factor
+            if stride.factor:
+                found = found + counter * stride.value(symbols)
         return found
 
     flat = [np.ascontiguousarray(x).reshape(-1) for x in inputs]
@@ -112,7 +112,7 @@ def computed(kernel: Kernel, inputs: Sequence[Array], symbols: Sequence[int]) ->
         if isinstance(store, ColumnSum):
             full = np.broadcast_to(values[store.step], loops).reshape(-1, math.prod(loops[columns[0] :]))
             parts = kernel.parts.value(symbols)
-            part = -(-len(full) // parts)
+            part = -(-len(full) // max(1, parts))
             full = np.pad(full, ((0, part * parts - len(full)), (0, 0)))
             sums = full.reshape(parts, part, full.shape[1]).sum(1)
             outputs.append(sums.astype(dtype.numpy()).reshape(-1))

@@ -149,7 +149,7 @@ def test_sums_of_other_groups_are_other_kernels() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(6, 32), (4, 1024), (8, 185)], ids=str)
-@pytest.mark.parametrize("batch", [1, 3, 20])
+@pytest.mark.parametrize("batch", [0, 1, 3, 20])
 def test_sums_of_a_symbolic_batch_are_kernels(sizes: tuple[int, int], batch: int) -> None:
     text = """g (float[N,L,R,32] x) => (float[N,L,32] a, float[N,L,1,32] b, float[32] c, float[N,L,R,32] e)
       <int64[1] two = {2}, int64[3] all = {0, 1, 2}> {
@@ -169,3 +169,19 @@ def test_sums_of_a_symbolic_batch_are_kernels(sizes: tuple[int, int], batch: int
     assert_fused_alike(plain, model, inputs, 1e-4)
     if triton_version() is not None:
         assert_interpreted_alike(model, inputs)
+
+
+@pytest.mark.parametrize("batch", ["N", "2*N", "N + 1", "(N + 1)*2"])
+def test_parts_of_images_have_the_dimension_of_the_batch(batch: str) -> None:
+    """Where the dimension of partial sums is another name, the kernel that adds them has no size for its results."""
+    text = """g (float[4,1024,32] x) => (float[4,32] a, float[4,1,32] b) <int64[1] one = {1}> {
+      e = Exp(x)
+      a = ReduceSum<keepdims=0>(e, one)
+      b = ReduceSum<keepdims=1>(e, one)
+    }"""
+    plain = onnx.parser.parse_model(HEADER + text)
+    for value in (*plain.graph.input, *plain.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = batch
+    model = fused(plain)
+    assert {node.op_type for node in model.graph if not node.domain} <= {"Reshape"}
+    assert_fused_alike(plain, model, {"x": np.ones((6, 1024, 32), np.float32)}, 1e-4)

@@ -329,9 +329,10 @@ def _can_sum(fake: torch.Tensor) -> bool:
 
 
 def _can_group(fake: torch.Tensor) -> bool:
-    """Check for several images, whose number may be symbolic, of several channels and positions."""
+    """Check for several images of several channels and positions; a symbolic number of images is at least 1."""
     count, *size = fake.shape
-    if not all(isinstance(one, int) for one in size) or not known_true(count > 1):
+    least = 1 if isinstance(count, int) else 0
+    if not all(isinstance(one, int) for one in size) or not known_true(count > least):
         return False
     return size[0] > 1 and math.prod(size[1:]) > 1 and fake.dtype.is_floating_point
 

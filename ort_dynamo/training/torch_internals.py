@@ -23,7 +23,7 @@ from ort_dynamo.torch_internals.kernels.operators import OpOverload, is_absent, 
 from ort_dynamo.torch_internals.lookup import private
 from ort_dynamo.torch_internals.pytree import is_container, tree_leaves, tree_map
 from ort_dynamo.torch_internals.sizes.symbols import optimization_hint
-from ort_dynamo.torch_internals.tracing.dynamo import raised_by_backend
+from ort_dynamo.torch_internals.tracing.dynamo import OwnBackend, raised_by_backend
 from ort_dynamo.torch_internals.tracing.program import spell_outputs
 from ort_dynamo.torch_internals.tracing.skipped_code import trace_again
 
@@ -88,18 +88,18 @@ def compile_region(
 
     Args:
         function: the function to compile.
-        backend: the backend, as a function. It gets the registered name: for others, torch blocks swap_tensors.
+        backend: the backend, as a function.
         dynamic: True makes all input sizes symbolic, False none; None those that are marked or have changed.
         whole: raise an error that `breaks_graph` recognizes if Dynamo cannot trace the call as one graph. Calls of
             loggers are left out, since they would break it.
         recurrent: trace nn.LSTM, nn.GRU and nn.RNN, which Dynamo runs in eager by default.
     """
-    vars(backend)["compiler_name"] = "ort_train"
     entry: Callable[..., Any] = _optimize or torch.compile
+    own = OwnBackend(backend, "ort_train")
     settings: dict[str, Any] = {"recompile_limit": MOST_GRAPHS} if _takes_limit else {}
     if whole:
         settings["nopython" if entry is _optimize else "fullgraph"] = True
-    compiled: Callable[..., Any] = entry(backend=backend, dynamic=dynamic, **settings)(function)
+    compiled: Callable[..., Any] = entry(backend=own, dynamic=dynamic, **settings)(function)
     tracing: dict[str, Any] = {}
     if recurrent and hasattr(_config, "allow_rnn"):
         tracing["allow_rnn"] = True

@@ -173,7 +173,7 @@ def test_sums_of_a_symbolic_batch_are_kernels(sizes: tuple[int, int], batch: int
 
 @pytest.mark.parametrize("batch", ["N", "2*N", "N + 1", "(N + 1)*2"])
 def test_parts_of_images_have_the_dimension_of_the_batch(batch: str) -> None:
-    """Where the dimension of partial sums is another name, the kernel that adds them has no size for its results."""
+    """The kernel that adds the parts needs their dimension, by the same name, for the size of its results."""
     text = """g (float[4,1024,32] x) => (float[4,32] a, float[4,1,32] b) <int64[1] one = {1}> {
       e = Exp(x)
       a = ReduceSum<keepdims=0>(e, one)

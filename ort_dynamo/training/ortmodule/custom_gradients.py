@@ -76,6 +76,9 @@ _registrations: list[OpOverload] = []
 def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[_F], _F]:
     """Define the gradient of an operator by ONNX nodes, for ORTModules that are created later.
 
+    It stays for the whole process. After that, torch cannot trace a `torch.func` transform of the operator, such as
+    `jacfwd`, inside a compiled function.
+
     Args:
         domain: "org.pytorch.aten" with the name "ATen" for an operator of torch, or "" for one of ONNX.
         name: "ATen", or the name of an operator that torch has in lower case, such as "Cos".

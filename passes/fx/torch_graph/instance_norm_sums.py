@@ -321,20 +321,20 @@ def _images_of(view: Any) -> Node | None:
 
 def _can_sum(fake: torch.Tensor) -> bool:
     """Check for several contiguous images of several channels and positions: arithmetic keeps their layout."""
-    count, *size = fake.shape
-    if not all(isinstance(one, int) for one in size) or not known_true(count > 1):
-        return False
-    is_plain = size[0] > 1 and math.prod(size[1:]) > 1 and has_strides(fake, range(4))
-    return is_plain and fake.dtype in (torch.float32, torch.float64)
+    return _has_more(fake, 1) and has_strides(fake, range(4)) and fake.dtype in (torch.float32, torch.float64)
 
 
 def _can_group(fake: torch.Tensor) -> bool:
     """Check for several images of several channels and positions; a symbolic number of images is at least 1."""
+    return _has_more(fake, 1 if isinstance(fake.shape[0], int) else 0) and fake.dtype.is_floating_point
+
+
+def _has_more(fake: torch.Tensor, images: int) -> bool:
+    """Check for more than so many images of several channels and positions, whose numbers are static."""
     count, *size = fake.shape
-    least = 1 if isinstance(count, int) else 0
-    if not all(isinstance(one, int) for one in size) or not known_true(count > least):
+    if not all(isinstance(one, int) for one in size) or not known_true(count > images):
         return False
-    return size[0] > 1 and math.prod(size[1:]) > 1 and fake.dtype.is_floating_point
+    return size[0] > 1 and math.prod(size[1:]) > 1
 
 
 def _has_plain_numbers(norm: Node, dtype: torch.dtype) -> bool:

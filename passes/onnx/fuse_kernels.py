@@ -12,7 +12,7 @@ from ort_dynamo.graph.fused_op import DOMAIN, FusedOp, Size
 from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import is_older
-from ort_dynamo.passes.onnx.analysis.shapes import RESHAPES
+from ort_dynamo.passes.onnx.analysis.shapes import RESHAPES, behind
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.bodies import body_of, is_in_parts
@@ -142,17 +142,10 @@ def _readers_of_parts(groups: Sequence[Group], kernels: Sequence[Kernel]) -> set
                 sums[output] = product(kernel.column_loops).factor
     found = set()
     for group, kernel in zip(groups, kernels, strict=True):
-        read = [sums[source] for value in group.inputs if (source := _behind_reshapes(value)) in sums]
+        read = [sums[source] for value in group.inputs if (source := behind(value, RESHAPES)) in sums]
         if read and not kernel.columns and all(kernel.count == Size(width) for width in read):
             found.add(group)
     return found
-
-
-def _behind_reshapes(value: ir.Value) -> ir.Value:
-    """Return the value that another one is a view of."""
-    while (node := value.producer()) is not None and node.op_type in RESHAPES and node.inputs[0] is not None:
-        value = node.inputs[0]
-    return value
 
 
 def _finished(

@@ -84,18 +84,15 @@ def _in_parts(
         return add("Constant", value=ir.tensor(np.array(numbers, np.int64)))
 
     *several, columns = [-1 if size.symbols else size.factor for size in shape]
-    rows, of_part = values[x], -1
-    if -1 in several:
-        assert kernel.part is not None
-        of_part = kernel.part
-    if not kernel.has_even_parts:
+    rows, part = values[x], kernel.part if kernel.has_even_parts else None
+    if part is None:
         (parts,) = several
         rows = add("Reshape", rows, integers(-1, columns))
         count = add("Gather", add("Shape", rows), integers(0))  # a Shape of a part needs opset 15
-        part = add("Div", add("Add", count, integers(parts - 1)), integers(parts))
-        left = add("Sub", add("Mul", part, integers(parts)), count)
+        size = add("Div", add("Add", count, integers(parts - 1)), integers(parts))
+        left = add("Sub", add("Mul", size, integers(parts)), count)
         rows = add("Pad", rows, add("Concat", integers(0, 0), left, integers(0), axis=0))
-    cut = add("Reshape", rows, integers(*several, of_part, columns))
+    cut = add("Reshape", rows, integers(*several, -1 if part is None else part, columns))
     values[output] = add("ReduceSum", cut, integers(len(several)), keepdims=0)
     return nodes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 
 import onnx_ir as ir
 
@@ -122,7 +123,7 @@ class _Lowering:
     def _summed(self, node: ir.Node) -> ColumnSum:
         """Return the sum over the rows of a node's input."""
         step, parts = self._summand(node)
-        before, batch = self._before(node), self._batch()
+        before, batch = self._before(node), self._batch
         if parts == product(before):
             return ColumnSum(step, self._shapes(node.outputs[0]), in_parts=False)
         if not self._in_parts:
@@ -144,14 +145,15 @@ class _Lowering:
         assert axes is not None
         if [loop for axis in layout[axes.stop :] for loop in axis] != list(every[-self._columns :]):
             raise CannotFuseError("the columns of a sum are not the columns of the kernel")
-        whole, batch = any(reduced_axes(one) is not None for one in self._group.nodes), self._batch()
+        whole, batch = any(reduced_axes(one) is not None for one in self._group.nodes), self._batch
         if batch != Size() and rows.symbols != batch.symbols:
             raise CannotFuseError("a sum for each of several groups of rows has a symbolic number of rows")
         self._parts = parts_of(rows, columns.factor, whole=whole, batch=batch) if self._in_parts else batch
         return self._step(x, layout), self._parts
 
+    @cached_property
     def _batch(self) -> Size:
-        """Return how many groups of rows have sums of their own."""
+        """The number of groups of rows that have sums of their own."""
         sums = [node for node in self._group.nodes if summed_axes(node) is not None]
         counts = {product(self._before(node)) for node in sums} - {Size()}
         if len(counts) > 1 or any(len(one.symbols) > 1 for one in counts):

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ort_dynamo.graph.fused_op import POINTERS, Size
 from ort_dynamo.passes.onnx.analysis.constants import number_of
 from ort_dynamo.passes.onnx.analysis.host_values import host_nodes, is_host_number, is_of_sizes
+from ort_dynamo.passes.onnx.analysis.shapes import behind
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.cluster import Cluster, joined_space
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import summed_axes
@@ -216,7 +217,7 @@ class _Search:
         for node in self._nodes:
             points = self._of[node].points
             if points is not None and _usual_number(points) <= _SMALL:
-                made = map(_behind_views, self._producers(node))
+                made = (behind(value, _FREE).producer() for value in node.inputs if value is not None)
                 for cluster in dict.fromkeys(self._of[one] for one in made if one is not None and one in self._of):
                     if cluster.points is not None and cluster is not self._of[node]:
                         readers.setdefault(cluster, []).append(node)
@@ -375,17 +376,6 @@ class _Search:
 def _usual_number(size: Size) -> int:
     """Return a size, with a thousand for each symbol."""
     return size.factor * 1000 ** len(size.symbols)
-
-
-def _behind_views(node: ir.Node) -> ir.Node | None:
-    """Return the node whose result a node shows, if it copies nothing; None if that is no node's result."""
-    while node.op_type in _FREE and not node.domain:
-        value = node.inputs[0]
-        producer = None if value is None else value.producer()
-        if producer is None:
-            return None
-        node = producer
-    return node
 
 
 def _pays(nodes: Sequence[ir.Node]) -> bool:

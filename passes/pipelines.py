@@ -64,6 +64,7 @@ from ort_dynamo.passes.fx.write_before_hooks import WriteBeforeHooks
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.compute_in_half import ComputeInHalf
 from ort_dynamo.passes.onnx.copy_numbers import CopyNumbers
+from ort_dynamo.passes.onnx.expand_short_runs import ExpandShortRuns
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
 from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels
@@ -318,7 +319,8 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
     products = (FuseRowSum(), TransposeOnce()) if target.facts.prefers_dense_products else ()
     # Without the nodes that the passes on casts have replaced: one that is not read reads its inputs, too.
     joins = (RemoveUnusedNodesPass(), MergeTransposes(), JoinPads(target.facts.walks_entries))
-    fusions = (*joins, FuseCrossEntropyGradient(), *products) if options.fuse else ()
+    runs = (ExpandShortRuns(),) if target.facts.walks_entries else ()
+    fusions = (*joins, FuseCrossEntropyGradient(), *products, *runs) if options.fuse else ()
     return (
         *outside_onnx_passes(first=True),
         # While each operator has casts of its own, and before those between two operators go.

@@ -89,6 +89,10 @@ PASSES: dict[str, ModelPass] = {
         _cast_arguments,
         _cast_parameters,
     ),
+    "expand-short-runs": ModelPass(
+        "ExpandShortRuns",
+        "Expand an operand before a broadcast over a few elements at a time.",
+    ),
     "fold-casts": ModelPass("FoldCasts", "Merge two casts in a row into one."),
     "fuse-cross-entropy-gradient": ModelPass(
         "FuseCrossEntropyGradient",

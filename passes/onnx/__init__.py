@@ -1,6 +1,7 @@
 """These passes rewrite an onnx_ir.Model, after lowering."""
 
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import CastSummary, PropagateCasts
+from ort_dynamo.passes.onnx.expand_short_runs import ExpandShortRuns
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
@@ -17,6 +18,7 @@ from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
 
 __all__ = [
     "CastSummary",
+    "ExpandShortRuns",
     "FoldCasts",
     "FuseCrossEntropyGradient",
     "FuseRowSum",

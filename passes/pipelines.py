@@ -73,11 +73,13 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG
 from ort_dynamo.passes.onnx.join_pads import JoinPads
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.merge_transposes import MergeTransposes
+from ort_dynamo.passes.onnx.multiply_small_matrices import MultiplySmallMatrices
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.remove_unread_nodes import RemoveUnreadNodes
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
 from ort_dynamo.passes.onnx.sink_reads import SinkReads
+from ort_dynamo.passes.onnx.sum_small_blocks import SumSmallBlocks
 from ort_dynamo.passes.onnx.take_shapes_early import TakeShapesEarly
 from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
 from ort_dynamo.passes.ordering import AT_FIRST, Condition, check_order
@@ -307,8 +309,14 @@ def running_passes(
 
 
 @_checked(until=FINISHED)
-def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:
-    """Give the passes on each lowered model, in order."""
+def onnx_passes(options: PassOptions, target: Target, threads: int) -> tuple[ir.passes.InPlacePass, ...]:
+    """Give the passes on each lowered model, in order.
+
+    Args:
+        options: which of them.
+        target: the target of the session.
+        threads: how many it has.
+    """
     casts = PropagateCasts(
         strategy=options.propagate_cast_ops_strategy,
         level=options.propagate_cast_ops_level,
@@ -316,11 +324,15 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         allow_layer_norm_mod_precision=options.allow_layer_norm_mod_precision,
         target=target,
     )
-    products = (FuseRowSum(), TransposeOnce()) if target.facts.prefers_dense_products else ()
+    dense = (FuseRowSum(), TransposeOnce()) if target.facts.prefers_dense_products else ()
     # Without the nodes that the passes on casts have replaced: one that is not read reads its inputs, too.
     joins = (RemoveUnusedNodesPass(), MergeTransposes(), JoinPads(target.facts.walks_entries))
-    runs = (ExpandShortRuns(),) if target.facts.walks_entries else ()
-    fusions = (*joins, FuseCrossEntropyGradient(), *products, *runs) if options.fuse else ()
+    small = (
+        (MultiplySmallMatrices.of(threads), SumSmallBlocks.of(threads), ExpandShortRuns.of(threads))
+        if target.facts.slow_at_small_sizes
+        else ()
+    )
+    fusions = (*joins, FuseCrossEntropyGradient(), *dense, *small) if options.fuse else ()
     return (
         *outside_onnx_passes(first=True),
         # While each operator has casts of its own, and before those between two operators go.

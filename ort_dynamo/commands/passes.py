@@ -101,6 +101,10 @@ PASSES: dict[str, ModelPass] = {
     "fuse-row-sum": ModelPass("FuseRowSum", "Replace a sum over leading axes by a matmul with ones."),
     "join-pads": ModelPass("JoinPads", "Replace a sum of padded tensors that fill an axis by their Concat."),
     "merge-transposes": ModelPass("MergeTransposes", "Replace Transposes that undo each other by one Reshape."),
+    "multiply-small-matrices": ModelPass(
+        "MultiplySmallMatrices", "Replace a matmul of many small matrices by products of elements and their sums."
+    ),
+    "sum-small-blocks": ModelPass("SumSmallBlocks", "Sum the rows of many small blocks as the last dimension."),
     "transpose-once": ModelPass("TransposeOnce", "Let a matmul with a transposed left operand read a transposed copy."),
     "take-shapes-early": ModelPass("TakeShapesEarly", "Read the shape of a cast's input, not of its result."),
     "remove-unread-nodes": ModelPass("RemoveUnreadNodes", "Remove dead nodes."),

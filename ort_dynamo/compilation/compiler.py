@@ -165,9 +165,10 @@ class Compilation:
 
 def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:
     """Give all that decides how islands are built; torch's present settings fill in options that are left open."""
+    session = options.session.resolved(on_cuda=target.facts.computes_on_streams)
     return BuildSpec(
-        passes=onnx_passes(options.passes, target),
-        session=options.session.resolved(on_cuda=target.facts.computes_on_streams),
+        passes=onnx_passes(options.passes, target, session.intra_op_num_threads),
+        session=session,
         dump=options.dump,
         target=target,
         device=device,

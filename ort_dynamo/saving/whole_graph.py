@@ -67,7 +67,7 @@ def export_graph(
         _put(gm, scopes)
     _check(gm, target, random)
     lowered = _lowered(gm, target)
-    run_passes(onnx_passes(options, target), lowered.model)
+    run_passes(onnx_passes(options, target, 1), lowered.model)
     model = readable(ir.to_proto(lowered.model).SerializeToString(), gm, makers(lowered.model))
     placeholders = gm.graph.find_nodes(op="placeholder")
     _name_ends(model.graph, [str(node.meta[READABLE]) for node in placeholders], outputs)

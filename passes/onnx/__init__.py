@@ -8,11 +8,13 @@ from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.join_pads import JoinPads
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.merge_transposes import MergeTransposes
+from ort_dynamo.passes.onnx.multiply_small_matrices import MultiplySmallMatrices
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.remove_unread_nodes import RemoveUnreadNodes
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
 from ort_dynamo.passes.onnx.sink_reads import SinkReads
+from ort_dynamo.passes.onnx.sum_small_blocks import SumSmallBlocks
 from ort_dynamo.passes.onnx.take_shapes_early import TakeShapesEarly
 from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
 
@@ -25,12 +27,14 @@ __all__ = [
     "JoinPads",
     "LowerOpset",
     "MergeTransposes",
+    "MultiplySmallMatrices",
     "PropagateCasts",
     "RemoveRoundTrips",
     "RemoveUnreadNodes",
     "RestoreOrder",
     "SeparateOutputs",
     "SinkReads",
+    "SumSmallBlocks",
     "TakeShapesEarly",
     "TransposeOnce",
 ]

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_dynamo.graph.marks import PASS
+from ort_dynamo.passes.onnx.analysis.new_nodes import NewNodes
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
-from ort_dynamo.passes.onnx.analysis.shapes import are_same_sizes, is_same_size
+from ort_dynamo.passes.onnx.analysis.shapes import are_same_sizes, is_same_size, likely_count
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.targets.target import OPSET
 
 __all__ = ["ExpandShortRuns"]
 
@@ -33,9 +31,6 @@ Where makes two selections. By their shapes, it loses the sign of zeros of the o
 """
 
 _DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL})
-
-_UNKNOWN = 16
-"""The size that a dimension without a known one counts as."""
 
 _Dims = tuple[int | ir.SymbolicDim, ...]
 
@@ -78,8 +73,13 @@ class ExpandShortRuns(ir.passes.InPlacePass):
     A model of opset 7 or older does not change.
     """
 
-    longest: int = 12
+    longest: int = 16
     least: int = 2048
+
+    @classmethod
+    def of(cls, threads: int) -> ExpandShortRuns:
+        """Give the pass for a session of `threads` threads, which share the runs of a broadcast but no Transpose."""
+        return cls(longest=min(cls.longest, 24 // threads))
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every match in the main graph."""
@@ -110,7 +110,7 @@ class ExpandShortRuns(ir.passes.InPlacePass):
     def _in_longer_runs(self, new: NewValues, node: ir.Node, operand: ir.Value, dims: _Dims) -> ir.Value | None:
         """Make an operand in longer runs before a node; None if its runs are long, or stay short."""
         assert operand.shape is not None
-        count, missing = _count(dims), len(dims) - len(operand.shape)
+        count, missing = likely_count(dims), len(dims) - len(operand.shape)
         padded: _Dims = (*[1] * missing, *operand.shape)
         if _is_scalar(operand):
             if not missing or count < self.least or any(dim != 1 for dim in dims[min(missing, len(dims) - 1) :]):
@@ -149,58 +149,30 @@ class ExpandShortRuns(ir.passes.InPlacePass):
         constant = ir.convenience.get_const_tensor(operand)
         if constant is not None and not operand.is_graph_input():
             return new.shared_constant(f"{operand.name}_of_rank_{rank}", constant.numpy().reshape([1] * rank))
-        made = _Made(new, operand)
-        made.add("Reshape", (1,) * rank, [1] * rank)
-        return made.insert_before(node, self)
+        nodes = NewNodes(new, operand)
+        value = nodes.reshape(operand, [1] * rank, [1] * rank)
+        nodes.insert_before(node, self)
+        return value
 
     def _expanded(self, new: NewValues, node: ir.Node, operand: ir.Value, plan: _Plan) -> ir.Value:
         """Return an operand of a node, expanded."""
         assert operand.shape is not None
-        made, shape = _Made(new, operand), tuple(operand.shape)
+        nodes, value, shape = NewNodes(new, operand), operand, tuple(operand.shape)
         if plan.inner:
             kept, times = shape[: len(shape) - len(plan.inner)], math.prod(plan.inner)
-            rank = len(kept)
-            made.add("Reshape", kept, [0] * rank)
-            made.add("Expand", (times, *kept), [times, *[1] * rank])
-            made.add("Transpose", (*kept, times), perm=[*range(1, rank + 1), 0])
-            made.add("Reshape", (*kept, *plan.inner), [*[0] * rank, *plan.inner])
+            zeros = [0] * len(kept)  # a Reshape keeps these dimensions
+            value = nodes.reshape(value, zeros, kept)
+            value = nodes.expand(value, [times, *[1] * len(kept)], (times, *kept))
+            value = nodes.transpose(value, [*range(1, len(kept) + 1), 0])
             shape = (*kept, *plan.inner)
+            value = nodes.reshape(value, [*zeros, *plan.inner], shape)
         if plan.outer:
-            missing = max(len(plan.outer) - len(shape), 0)
-            shape = (*[1] * missing, *shape)
-            same = len(shape) - len(plan.outer)
-            expanded = [size if dim == 1 else dim for dim, size in zip(shape[same:], plan.outer, strict=True)]
-            made.add("Expand", (*shape[:same], *expanded), plan.outer)
-        return made.insert_before(node, self)
-
-
-class _Made:
-    """The nodes that make a value of another.
-
-    Attributes:
-        value: the last one's result.
-    """
-
-    def __init__(self, new: NewValues, value: ir.Value) -> None:
-        self._new = new
-        self._tape = ir.tape.Tape()
-        self._of = value
-        self.value = value
-
-    def add(self, operator: str, dims: _Dims, shape: Sequence[int] | None = None, **attributes: Sequence[int]) -> None:
-        """Add a node that reads the last result, and `shape` as a constant if it is one of the inputs."""
-        inputs = [self.value] if shape is None else [self.value, self._new.shape(shape)]
-        self.value = self._tape.op(operator, inputs, attributes, version=OPSET)
-        self.value.name = self._new.name(f"{self._of.name}_{operator.lower()}")
-        self.value.type, self.value.shape = self._of.type, ir.Shape(dims)
-
-    def insert_before(self, node: ir.Node, by: ir.passes.InPlacePass) -> ir.Value:
-        """Insert the nodes before another, and return the last result."""
-        assert node.graph is not None
-        for made in self._tape.nodes:
-            made.metadata_props[PASS] = repr(by)
-        node.graph.insert_before(node, self._tape.nodes)
-        return self.value
+            padded = (*[1] * (len(plan.outer) - len(shape)), *shape)
+            same = len(padded) - len(plan.outer)
+            sizes = [size if dim == 1 else dim for dim, size in zip(padded[same:], plan.outer, strict=True)]
+            value = nodes.expand(value, plan.outer, (*padded[:same], *sizes))
+        nodes.insert_before(node, self)
+        return value
 
 
 def _is_free(node: ir.Node, index: int) -> bool:
@@ -222,10 +194,6 @@ def _is_like(value: ir.Value | None, result: ir.Value) -> bool:
 
 def _is_scalar(value: ir.Value | None) -> bool:
     return value is not None and value.shape is not None and all(dim == 1 for dim in value.shape)
-
-
-def _count(dims: _Dims) -> int:
-    return math.prod(dim if isinstance(dim, int) else _UNKNOWN for dim in dims)
 
 
 def _run(padded: _Dims, dims: _Dims) -> int | None:

@@ -42,8 +42,8 @@ PIPELINES: dict[str, tuple[Callable[[], Sequence[Any]], frozenset[Condition]]] =
         lambda: pipelines.running_passes(slice(1), frozenset(), returned=slice(1), strides={}, written={0: 0}),
         pipelines.OWNED,
     ),
-    "onnx on the CPU": (lambda: pipelines.onnx_passes(PassOptions(), CPU), AT_FIRST),
-    "onnx on CUDA": (lambda: pipelines.onnx_passes(PassOptions(), CUDA), AT_FIRST),
+    "onnx on the CPU": (lambda: pipelines.onnx_passes(PassOptions(), CPU, 1), AT_FIRST),
+    "onnx on CUDA": (lambda: pipelines.onnx_passes(PassOptions(), CUDA, 1), AT_FIRST),
     "order": (lambda: pipelines.order_passes(MODEL), AT_FIRST),
 }
 

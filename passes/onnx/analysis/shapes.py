@@ -1,12 +1,16 @@
-"""Compares shapes of an ONNX model's values, and looks behind nodes that change a shape alone."""
+"""Compares and counts shapes of an ONNX model's values, and looks behind nodes that change a shape alone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 
 import onnx_ir as ir
 
-__all__ = ["RESHAPES", "are_same_sizes", "behind", "is_same_size"]
+__all__ = ["RESHAPES", "are_same_sizes", "behind", "is_same_size", "known_sizes", "likely_count", "reshape_sizes"]
+
+_LIKELY = 16
+"""The size that a dimension without a known one counts as."""
 
 RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators that change the shape of their first input, and no element."""
@@ -30,3 +34,20 @@ def is_same_size(first: int | ir.SymbolicDim, second: int | ir.SymbolicDim) -> b
     """Check whether two dimensions are known to be the same."""
     known = isinstance(first, int) or bool(first.value)
     return known and first == second
+
+
+def known_sizes(dims: Sequence[int | ir.SymbolicDim]) -> tuple[int, ...] | None:
+    """Return dimensions of known sizes; None if one is unknown."""
+    sizes = tuple(dim for dim in dims if isinstance(dim, int))
+    return sizes if len(sizes) == len(dims) else None
+
+
+def likely_count(dims: Sequence[int | ir.SymbolicDim]) -> int:
+    """Count the elements of a shape, where a dimension of unknown size counts as 16."""
+    return math.prod(dim if isinstance(dim, int) else _LIKELY for dim in dims)
+
+
+def reshape_sizes(dims: Sequence[int | ir.SymbolicDim]) -> list[int] | None:
+    """Return the sizes by which a Reshape gives a shape, with -1 for an unknown one; None if several are unknown."""
+    sizes = [dim if isinstance(dim, int) else -1 for dim in dims]
+    return sizes if sizes.count(-1) <= 1 else None

@@ -23,12 +23,11 @@ def test_an_operand_that_repeats_over_the_last_dimension_is_copied_and_transpose
         ExpandShortRuns(),
         f"{HEADER} g (float[N, 512, 3] x, float[N, 512, 1] r) => (float[N, 512, 3] y) {{ y = Div (x, r) }}",
         f"""{HEADER} g (float[N, 512, 3] x, float[N, 512, 1] r) => (float[N, 512, 3] y)
-        <int64[2] shape_0x0 = {{0, 0}}, int64[3] shape_3x1x1 = {{3, 1, 1}}, int64[3] shape_0x0x3 = {{0, 0, 3}}> {{
+        <int64[2] shape_0x0 = {{0, 0}}, int64[3] shape_3x1x1 = {{3, 1, 1}}> {{
             r_reshape = Reshape (r, shape_0x0)
             r_expand = Expand (r_reshape, shape_3x1x1)
             r_transpose = Transpose <perm: ints = [1, 2, 0]> (r_expand)
-            r_reshape_2 = Reshape (r_transpose, shape_0x0x3)
-            y = Div (x, r_reshape_2)
+            y = Div (x, r_transpose)
         }}""",
     )
 
@@ -53,13 +52,28 @@ def test_an_operand_that_repeats_at_both_places_is_expanded_at_both() -> None:
         before,
         f"""{HEADER} g (float[512, 1, 3, 1] x, float[512, 8, 3, 2] z) => (float[512, 8, 3, 2] y)
         <int64[3] shape_0x0x0 = {{0, 0, 0}}, int64[4] shape_2x1x1x1 = {{2, 1, 1, 1}},
-         int64[4] shape_0x0x0x2 = {{0, 0, 0, 2}}, int64[3] shape_8x1x1 = {{8, 1, 1}}> {{
+         int64[3] shape_8x1x1 = {{8, 1, 1}}> {{
             x_reshape = Reshape (x, shape_0x0x0)
             x_expand = Expand (x_reshape, shape_2x1x1x1)
             x_transpose = Transpose <perm: ints = [1, 2, 3, 0]> (x_expand)
-            x_reshape_2 = Reshape (x_transpose, shape_0x0x0x2)
-            x_expand_2 = Expand (x_reshape_2, shape_8x1x1)
+            x_expand_2 = Expand (x_transpose, shape_8x1x1)
             y = Mul (x_expand_2, z)
+        }}""",
+    )
+
+
+def test_several_last_dimensions_are_copied_as_one() -> None:
+    text = f"{HEADER} g (float[N, 1, 1] x, float[N, 3, 2] z) => (float[N, 3, 2] y) {{ y = Sub (x, z) }}"
+    assert_rewrites(
+        ExpandShortRuns(least=16),
+        text,
+        f"""{HEADER} g (float[N, 1, 1] x, float[N, 3, 2] z) => (float[N, 3, 2] y)
+        <int64[1] shape_0 = {{0}}, int64[2] shape_6x1 = {{6, 1}}, int64[3] shape_0x3x2 = {{0, 3, 2}}> {{
+            x_reshape = Reshape (x, shape_0)
+            x_expand = Expand (x_reshape, shape_6x1)
+            x_transpose = Transpose <perm: ints = [1, 0]> (x_expand)
+            x_reshape_2 = Reshape (x_transpose, shape_0x3x2)
+            y = Sub (x_reshape_2, z)
         }}""",
     )
 
@@ -96,7 +110,7 @@ def test_a_scalar_gets_the_rank_of_a_result_that_ends_in_1(scalar: str, constant
 @pytest.mark.parametrize(
     ("inputs", "result", "operator"),
     [
-        ("float[4096, 16] x, float[4096, 1] z", "float[4096, 16]", "Add"),  # long runs
+        ("float[4096, 17] x, float[4096, 1] z", "float[4096, 17]", "Add"),  # long runs
         ("float[64, 3] x, float[64, 1] z", "float[64, 3]", "Add"),  # few of them
         ("float[4096, 3] x, float[4096, 3] z", "float[4096, 3]", "Add"),
         ("float[4096, 3] x, float z", "float[4096, 3]", "Add"),
@@ -116,6 +130,10 @@ def test_other_operands_stay(inputs: str, result: str, operator: str) -> None:
         result, inputs = "float[N, 4096, 3]", inputs.replace("[1, 3]", "[N, 4096, 3]")
     text = f"{HEADER} g ({inputs}) => ({result} y) {{ y = {operator} (x, z) }}"
     assert_rewrites(ExpandShortRuns(), text, text)
+
+
+def test_more_threads_expand_shorter_runs() -> None:
+    assert [ExpandShortRuns.of(threads).longest for threads in (1, 2, 4, 48)] == [16, 12, 6, 0]
 
 
 def test_old_opsets_stay() -> None:

@@ -12,7 +12,6 @@ from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.shapes import are_same_sizes, is_same_size, likely_count
-from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["ExpandShortRuns"]
@@ -86,7 +85,6 @@ class ExpandShortRuns(ir.passes.InPlacePass):
         found = [node for node in model.graph if node.op_type in _OPERATORS and not node.domain]
         if is_older(model, _OPSET) or not found:
             return ir.passes.PassResult(model, False)
-        infer_missing_types(model, shapes=True)
         new, modified = NewValues(model, self), False
         made: dict[tuple[ir.Value, _Dims], ir.Value | None] = {}
         for node in found:

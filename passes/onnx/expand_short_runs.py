@@ -31,6 +31,9 @@ Where makes two selections. By their shapes, it loses the sign of zeros of the o
 
 _DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL})
 
+_LARGE = 1 << 18
+"""Maximum number of elements of a result for which a constant is expanded."""
+
 _Dims = tuple[int | ir.SymbolicDim, ...]
 
 
@@ -67,7 +70,8 @@ class ExpandShortRuns(ir.passes.InPlacePass):
     The conditions are:
 
     1. the shapes are known, and so are the sizes of the dimensions to expand;
-    2. there are at least `least` runs, where a dimension of unknown size counts as 16.
+    2. there are at least `least` runs, where a dimension of unknown size counts as 16;
+    3. an operand is no constant beside more than 2^18 elements, since ONNX Runtime would keep its expanded form.
 
     A model of opset 7 or older does not change.
     """
@@ -116,6 +120,9 @@ class ExpandShortRuns(ir.passes.InPlacePass):
             return self._of_rank(new, node, operand, len(dims))
         run = _run(padded, dims)
         if run is None or run > self.longest or count < self.least * run:
+            return None
+        if ir.convenience.get_const_tensor(operand) is not None and count > _LARGE:
+            refuse(self, node, f"{operand.name} is a constant, which ONNX Runtime would keep with {count} elements")
             return None
         plan = self._plan(padded, dims)
         if plan is None:

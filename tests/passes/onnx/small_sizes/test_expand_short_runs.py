@@ -136,6 +136,12 @@ def test_more_threads_expand_shorter_runs() -> None:
     assert [ExpandShortRuns.of(threads).longest for threads in (1, 2, 4, 48)] == [16, 12, 6, 0]
 
 
+@pytest.mark.parametrize(("rows", "changes"), [(65536, True), (65537, False)])
+def test_a_constant_is_expanded_where_it_stays_small(rows: int, changes: bool) -> None:
+    text = f"{HEADER} g (float[{rows}, 4] x) => (float[{rows}, 4] y) <float[4] b = {{1, 2, 3, 4}}> {{ y = Add (x, b) }}"
+    assert ExpandShortRuns()(ir.from_onnx_text(text)).modified == changes
+
+
 def test_old_opsets_stay() -> None:
     text = '<ir_version: 3, opset_import: ["" : 7]> g (float[4096, 3] x, float[4096, 1] z) => (float[4096, 3] y)'
     assert not ExpandShortRuns()(ir.from_onnx_text(text + " { y = Add (x, z) }")).modified

@@ -20,7 +20,9 @@ from ort_dynamo.passes.ordering import Condition, ordering
 __all__ = ["SumSmallBlocks"]
 
 _OPSET = 13
-"""The first opset in which the axes of ReduceSum are an input."""
+"""The first opset in which the axes of ReduceSum are an input; those of ReduceMean are one from 18 on."""
+
+_OPERATORS = ("ReduceMean", "ReduceSum")
 
 _DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, ir.DataType.INT64})
 
@@ -28,7 +30,7 @@ _DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT32, i
 @ordering(ends=[Condition.BEFORE_FUSIONS, Condition.NO_DEAD_NODES])
 @dataclass(frozen=True)
 class SumSmallBlocks(ir.passes.InPlacePass):
-    """Rewrite ReduceSum over middle axes as a sum over the last axis of a transposed tensor.
+    """Rewrite ReduceSum or ReduceMean over middle axes as one over the last axis of a transposed tensor.
 
     The gradient of a broadcast is such a sum: of blocks of a few rows and columns, whose rows are added. ONNX Runtime's
     CPU kernel takes 150 ns for each block. A Transpose before and one after the sum took 0.05 (3 × 3) to 0.6 (16 × 8)
@@ -57,7 +59,7 @@ class SumSmallBlocks(ir.passes.InPlacePass):
             return ir.passes.PassResult(model, False)
         new, modified = NewValues(model, self), False
         for node in list(model.graph):
-            if node.op_type == "ReduceSum" and not node.domain and (axes := self._summed(node)) is not None:
+            if node.op_type in _OPERATORS and not node.domain and (axes := self._summed(node)) is not None:
                 self._rewrite(new, node, axes)
                 modified = True
         return ir.passes.PassResult(model, modified)
@@ -96,11 +98,14 @@ class SumSmallBlocks(ir.passes.InPlacePass):
         block = math.prod(rows), math.prod(tail)
         known = known_sizes(lead)
         blocks = ir.SymbolicDim(None) if known is None else math.prod(known)
+        columns = ir.SymbolicDim(None) if known is None else math.prod(known) * block[1]
         kept = [1] * len(rows) if node.attributes.get_int("keepdims", 1) else []
         nodes = NewNodes(new, old)
         transposed = nodes.transpose(nodes.reshape(x, [-1, *block], (blocks, *block)), [2, 0, 1])
-        last = new.shared_constant("axes_2", np.array([2], np.int64))
-        total = nodes.add("ReduceSum", [transposed, last], (block[1], blocks), keepdims=0)
-        result = nodes.transpose(total, [1, 0])
+        # Without the Reshapes, ONNX Runtime's transpose optimizer would move the Transpose behind the sum.
+        flat = nodes.reshape(transposed, [-1, block[0]], (columns, block[0]))
+        last = new.shared_constant("axes_1", np.array([1], np.int64))
+        total = nodes.add(node.op_type, [flat, last], (columns,), keepdims=0)
+        result = nodes.transpose(nodes.reshape(total, [block[1], -1], (block[1], blocks)), [1, 0])
         result = nodes.reshape(result, [*sizes, *kept, *tail], (*lead, *kept, *tail))
         replace_node(node, nodes.tape, result, self)

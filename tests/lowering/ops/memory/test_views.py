@@ -96,6 +96,24 @@ def test_symbolic_sizes_equal_eager(function, shape):
     assert_like_eager(function, r(*shape), dynamic=True)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_entries_of_a_short_last_dimension_are_read_from_one_transposed_tensor(dynamic, tmp_path):
+    def area(boxes):
+        left, top, right, bottom = boxes.unbind(-1)
+        return (right - left) * (bottom - boxes[..., 1]) + boxes[..., 2] - top
+
+    options = {"save_onnx": str(tmp_path)}
+    compiled = torch.compile(area, backend="ort_train", dynamic=dynamic, options=options)
+    boxes = torch.randn(30, 150, 4)
+    torch.testing.assert_close(compiled(boxes), area(boxes), rtol=0, atol=0)
+    (file,) = tmp_path.glob("*.onnx")
+    operators = [node.op_type for node in onnx.load(file).graph.node]
+    assert operators.count("Transpose") == 1
+    assert operators.count("Gather") == 4
+    turned = boxes.mT.contiguous().mT
+    torch.testing.assert_close(compiled(turned), area(turned), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("count", [1, 2, 32, 33])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_entries_that_are_repeated_equal_eager(count, dynamic):

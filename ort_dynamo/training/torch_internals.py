@@ -51,9 +51,9 @@ __all__ = [
     "optimization_hint",
     "passes_through",
     "python_kernels",
-    "raise_own",
     "raised_by_backend",
     "spell_outputs",
+    "stopped_in_tracing",
     "tree_leaves",
     "tree_map",
     "user_place",
@@ -199,39 +199,21 @@ def breaks_graph(error: BaseException) -> bool:
 
 
 _of_dynamo = private("torch._dynamo.exc:TorchDynamoException", ())
-_while_tracing = private("torch._dynamo.exc:TorchRuntimeError", ())
 
 
-def raise_own(error: Exception) -> None:
-    """Raise the error that eager mode raises where Dynamo raises a RuntimeError for an operator that it traces.
+def stopped_in_tracing(error: BaseException) -> bool:
+    """Check whether Dynamo, or torch behind it, raised this while it traced a call, which has not run then.
 
-    It gets a note with the lines of the program, which are not in its traceback. This returns if `error` is another
-    one, or if eager mode raises a RuntimeError, too. Kernels mostly do, so it returns also for errors of torch's Python
-    versions of operators, which compute shapes, and whose errors are often of other classes.
+    Errors that a program asks Dynamo for, such as that of a graph break, are none of these.
     """
-    if not isinstance(error, _while_tracing):
-        return
-    found: BaseException | None = error
-    while isinstance(found, _of_dynamo):
-        found = found.__cause__ or found.__context__
-    if type(found) is RuntimeError and found.__cause__ is not None:
-        found = found.__cause__  # Dynamo's words around it
-    if isinstance(found, Exception) and not isinstance(found, RuntimeError) and not _is_of_shapes(found):
-        if lines := traceback.format_list(_own_frames(error)):
-            found.add_note(f"The program called the operator here:\n{''.join(lines).rstrip()}")
-        raise found from None
+    if breaks_graph(error):
+        return False
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, _of_dynamo) or any(frame.f_code.co_filename == _TRACING for frame, _ in frames)
 
 
-def _is_of_shapes(error: BaseException) -> bool:
-    """Check whether an error was raised in torch's Python versions of operators, which eager mode does not run."""
-    return any(frame.filename.startswith(_IN_PYTHON) for frame in traceback.extract_tb(error.__traceback__))
-
-
-_IN_PYTHON = tuple(
-    f"{Path(torch.__file__).parent}{os.sep}{name}"
-    for name in ("_decomp", "_meta_registrations", "_prims", "_refs", "_subclasses")
-)
-"""Beginnings of the names of files with them."""
+_TRACING = f"{Path(torch.__file__).parent}{os.sep}{Path('_dynamo', 'convert_frame.py')}"
+"""The file whose functions trace a frame."""
 
 
 def user_place(error: BaseException) -> str:

@@ -49,8 +49,8 @@ from ort_dynamo.training.torch_internals import (
     forget_compiled,
     guard_hooks,
     has_recurrent_layers,
-    raise_own,
     raised_by_backend,
+    stopped_in_tracing,
     tree_leaves,
 )
 
@@ -200,11 +200,12 @@ class ExecutionManager:
                 self._settled.add(region)
         except Exception as error:
             known = self._in_family(error, inputs, kwargs)
-            if known is None:
-                raise_own(error)
+            if known is None and not stopped_in_tracing(error):
                 raise
             if before is not None:
                 before.put_back()  # PyTorch runs the module again
+            if known is None:
+                return self._fallback_manager.attempt(error, *inputs, **kwargs)
             self._fallback_manager.handle_exception(known)
             return self._fallback_manager.fallback(*inputs, **kwargs)
         finally:

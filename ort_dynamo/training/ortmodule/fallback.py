@@ -160,6 +160,24 @@ class FallbackManager:
         if self.retry and not self._for_good:
             self._said, self._exception = False, None
 
+    def attempt(self, error: Exception, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model in PyTorch after an error of its tracing. If it runs there, it stays there.
+
+        Otherwise the call is wrong: its exception is raised as in PyTorch, and the next call runs in ONNX Runtime.
+
+        Args:
+            error: the error of the tracing.
+            inputs: the positional arguments of the call.
+            kwargs: the keyword arguments of the call.
+        """
+        try:
+            outputs = self._module(*inputs, **kwargs)
+        except Exception as own:
+            raise own from own.__cause__  # without the other error around it
+        self.handle_exception(wrap_exception(ORTModuleTorchModelException, error))
+        self.note()
+        return outputs
+
     def fallback(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model in PyTorch, and give its result."""
         self.note()

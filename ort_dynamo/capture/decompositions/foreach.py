@@ -35,14 +35,23 @@ def _norm(self: torch.Tensor, order: Any = 2, dtype: torch.dtype | None = None) 
     return torch.linalg.vector_norm(self, order, dtype=dtype)
 
 
+def _of_ordered(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Give `function` for an entry, or NotImplemented where numbers have no order, so that eager raises its error."""
+
+    def call(self: torch.Tensor, other: Any) -> torch.Tensor:
+        return NotImplemented if self.is_complex() else function(self, other)
+
+    return call
+
+
 _OTHER: dict[OpOverload, Callable[..., torch.Tensor]] = {
     # at::_foreach_maximum.Scalar does the same: maximum takes no scalar.
-    aten._foreach_maximum.Scalar: torch.clamp_min,
-    aten._foreach_maximum.ScalarList: torch.clamp_min,
-    aten._foreach_maximum.List: torch.maximum,
-    aten._foreach_minimum.Scalar: torch.clamp_max,
-    aten._foreach_minimum.ScalarList: torch.clamp_max,
-    aten._foreach_minimum.List: torch.minimum,
+    aten._foreach_maximum.Scalar: _of_ordered(torch.clamp_min),
+    aten._foreach_maximum.ScalarList: _of_ordered(torch.clamp_min),
+    aten._foreach_maximum.List: _of_ordered(torch.maximum),
+    aten._foreach_minimum.Scalar: _of_ordered(torch.clamp_max),
+    aten._foreach_minimum.ScalarList: _of_ordered(torch.clamp_max),
+    aten._foreach_minimum.List: _of_ordered(torch.minimum),
     aten._foreach_addcmul.Scalar: _with_value(torch.addcmul),
     aten._foreach_addcmul.ScalarList: _with_value(torch.addcmul),
     aten._foreach_addcdiv.Scalar: _with_value(torch.addcdiv),

@@ -12,6 +12,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.graph.marks import CHOSEN, RANDOM
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
+from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose
 from ort_dynamo.passes.fx.torch_graph.slower_operators import FORMS
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.targets.prices import OperatorPrices
@@ -19,6 +20,9 @@ from ort_dynamo.targets.target import Target
 from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["PlaceSlowerOperators"]
+
+SUBSTITUTES = "torch substitutes, and ONNX Runtime multiplies by an inverse, whose error is larger"
+"""The reason of systems of triangles."""
 
 FILLS = "creates a constant tensor; torch runs the rest of this graph"
 
@@ -30,6 +34,8 @@ _LIKE = (aten.zeros_like.default, aten.ones_like.default, aten.full_like.default
 @dataclass(frozen=True)
 class PlaceSlowerOperators(PassBase):
     """Marks nodes of the table of slower operators that gain more in torch than the boundary costs, with the ratio.
+
+    Systems of triangles always run in torch: a session has no substitution, so its error is larger.
 
     The gain is the table's price times the elements, by the example's sizes. The cost is that of a boundary. With
     several threads, torch's threads also keep spinning for milliseconds, while a later session needs the cores. There
@@ -50,18 +56,20 @@ class PlaceSlowerOperators(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Mark nodes of a joint or inference graph."""
+        systems = graph_module.graph.find_nodes(op="call_function", target=aten.linalg_solve_triangular.default)
+        placed = choose(systems, SUBSTITUTES)
         prices = self.target.prices.operators
         if prices is None or not self.target.facts.has_slower_operators:
-            return PassResult(graph_module, False)
+            return PassResult(graph_module, placed)
         graph = graph_module.graph
         slower = {node for node in graph.nodes if node.target in prices.slower and FORMS[node.target].takes(node)}
         if not slower:
-            return PassResult(graph_module, False)
+            return PassResult(graph_module, placed)
         alone = not any(
             _is_the_sessions(node) for node in graph.nodes if node not in slower and not _reads_no_data(node)
         )
         leads: set[Node] = set()  # to a session: one of its nodes is among those that depend on it
-        modified = False
+        modified = placed
         for node in reversed(graph.nodes):
             if any(user in leads or _is_the_sessions(user) for user in node.users):
                 leads.add(node)

@@ -68,8 +68,8 @@ _LOOPED = frozenset({
 
 
 _LOOPED_IF_SYMBOLIC = frozenset({
-    "aten.bucketize", "aten.cummax", "aten.cummin", "aten.cumprod", "aten.linalg_solve_triangular",
-    "aten.logcumsumexp", "aten.mode", "aten.searchsorted",
+    "aten.bucketize", "aten.cummax", "aten.cummin", "aten.cumprod", "aten.logcumsumexp", "aten.mode",
+    "aten.searchsorted",
 })  # fmt: skip
 """Those whose lowering is a Loop where a size varies."""
 

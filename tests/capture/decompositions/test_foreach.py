@@ -157,3 +157,13 @@ def test_a_compiled_step_gives_the_parameters_of_eager(optimizer, foreach):
     assert not eager_reasons()
     for index, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
         assert_close(mine, theirs, f"parameter {index}")
+
+
+@pytest.mark.parametrize("function", [torch._foreach_maximum, torch._foreach_minimum, torch._foreach_minimum_])
+def test_an_order_of_complex_numbers_is_eagers_error(function):
+    def call(xs, ys):
+        return function(xs, ys)
+
+    for run in (call, torch.compile(call, backend="ort_train")):
+        with pytest.raises(NotImplementedError):
+            run(*([torch.ones(2, dtype=torch.complex64) for _ in range(2)] for _ in range(2)))

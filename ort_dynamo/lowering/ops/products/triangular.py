@@ -4,9 +4,12 @@ The inverses of diagonal blocks give those of blocks of twice the size,
 
     [A 0; C B]^-1 = [A^-1 0; -B^-1 C A^-1 B^-1],
 
-so log2(n) steps of batched matmuls compute the inverse (J. Du Croz and N. Higham, Stability of methods for matrix
-inversion, 1992: the error bound is that of substitution). Gated delta rules (Qwen3-Next, OLMo hybrid) solve two
-systems of 64 by 64 with the same triangle for each chunk and head; ONNX Runtime inverts it once.
+so log2(n) steps of batched matmuls compute the inverse. It is as exact as one by substitution (J. Du Croz and N.
+Higham, Stability of methods for matrix inversion, 1992), but its product with the right sides is not: the residual may
+be a hundred times that of substitution, and an infinite entry makes others NaN. So torch solves these systems by choice
+(passes/fx/torch_graph/place_slower_operators.py). A session does if a program asks for it, and in a model that is a
+file. Gated delta rules (Qwen3-Next, OLMo hybrid) solve two systems of 64 by 64 with the same triangle for each chunk
+and head; ONNX Runtime inverts it once.
 
 Milliseconds, float32, one thread, onnxruntime 1.31.1; matrices, size, right sides:
 

@@ -11,13 +11,13 @@ from ort_dynamo.passes.onnx.analysis.new_nodes import NewNodes
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
-from ort_dynamo.passes.onnx.analysis.shapes import are_same_sizes, is_same_size, likely_count
+from ort_dynamo.passes.onnx.analysis.shapes import are_same_sizes, is_same_size, likely_count, words_of
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["ExpandShortRuns"]
 
-_OPSET = 8
-"""The first opset with Expand."""
+_OPSET = 9
+"""The first opset with all operators that the pass writes: a Constant may be the shape of an Expand."""
 
 _OPERATORS = frozenset({
     "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Or", "Sub",
@@ -59,7 +59,8 @@ class ExpandShortRuns(ir.passes.InPlacePass):
     10 ns for each run and 0.2 ns for each element. Runs are short where the innermost dimensions are: coordinates of
     points, corners of boxes, basis functions of a spline.
 
-    An operand with runs of at most `longest` elements is expanded until they have more:
+    An operand with runs of at most `longest` elements is expanded until they have more. Of elements of eight bytes,
+    half as many count:
 
     1. If it repeats over the innermost dimensions, these come first in an Expand, which then copies the whole operand,
        and a Transpose moves them back. An Expand of single elements takes 3 to 9 ns for each.
@@ -73,10 +74,10 @@ class ExpandShortRuns(ir.passes.InPlacePass):
     2. there are at least `least` runs, where a dimension of unknown size counts as 16;
     3. an operand is no constant beside more than 2^18 elements, since ONNX Runtime would keep its expanded form.
 
-    A model of opset 7 or older does not change.
+    A model of opset 8 or older does not change.
     """
 
-    longest: int = 16
+    longest: int = 12
     least: int = 2048
 
     @classmethod
@@ -119,35 +120,17 @@ class ExpandShortRuns(ir.passes.InPlacePass):
                 return None
             return self._of_rank(new, node, operand, len(dims))
         run = _run(padded, dims)
-        if run is None or run > self.longest or count < self.least * run:
+        longest = self.longest // words_of(operand)
+        if not run or run > longest or count < self.least * run:
             return None
         if ir.convenience.get_const_tensor(operand) is not None and count > _LARGE:
             refuse(self, node, f"{operand.name} is a constant, which ONNX Runtime would keep with {count} elements")
             return None
-        plan = self._plan(padded, dims)
+        plan = _plan(padded, dims, longest)
         if plan is None:
             refuse(self, node, f"{operand.name} repeats over a dimension of unknown size")
             return None
         return self._expanded(new, node, operand, plan)
-
-    def _plan(self, padded: _Dims, dims: _Dims) -> _Plan | None:
-        """Give the dimensions that an operand is expanded over; None if it would need an unknown size."""
-        first = 1 + max(axis for axis, dim in enumerate(padded) if dim != 1)
-        inner = tuple(size for size in dims[first:] if isinstance(size, int))  # a run of them is short, so all
-        if math.prod(inner) == 1:
-            first, inner = len(dims), ()
-        outer, length = list[int](), math.prod(inner)
-        for dim, size in zip(reversed(padded[:first]), reversed(dims[:first]), strict=True):
-            if length > self.longest:
-                break
-            if isinstance(size, int):
-                outer.insert(0, size if dim == 1 else 1)
-                length *= size
-            elif dim != 1:
-                break
-            else:
-                return None
-        return _Plan(inner, (*outer, *[1] * len(inner)) if any(size != 1 for size in outer) else ())
 
     def _of_rank(self, new: NewValues, node: ir.Node, operand: ir.Value, rank: int) -> ir.Value:
         """Return a scalar with `rank` dimensions."""
@@ -199,6 +182,26 @@ def _is_like(value: ir.Value | None, result: ir.Value) -> bool:
 
 def _is_scalar(value: ir.Value | None) -> bool:
     return value is not None and value.shape is not None and all(dim == 1 for dim in value.shape)
+
+
+def _plan(padded: _Dims, dims: _Dims, longest: int) -> _Plan | None:
+    """Give the dimensions over which an operand gets runs above `longest`; None if the size of one is unknown."""
+    first = 1 + max(axis for axis, dim in enumerate(padded) if dim != 1)
+    inner = tuple(size for size in dims[first:] if isinstance(size, int))  # a run of them is short, so all
+    if math.prod(inner) == 1:
+        first, inner = len(dims), ()
+    outer, length = list[int](), math.prod(inner)
+    for dim, size in zip(reversed(padded[:first]), reversed(dims[:first]), strict=True):
+        if length > longest:
+            break
+        if isinstance(size, int):
+            outer.insert(0, size if dim == 1 else 1)
+            length *= size
+        elif dim != 1:
+            break
+        else:
+            return None
+    return _Plan(inner, (*outer, *[1] * len(inner)) if any(size != 1 for size in outer) else ())
 
 
 def _run(padded: _Dims, dims: _Dims) -> int | None:

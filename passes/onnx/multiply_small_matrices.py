@@ -13,7 +13,7 @@ from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
-from ort_dynamo.passes.onnx.analysis.shapes import are_same_sizes, known_sizes, likely_count, reshape_sizes
+from ort_dynamo.passes.onnx.analysis.shapes import are_same_sizes, known_sizes, likely_count, reshape_sizes, words_of
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["MultiplySmallMatrices"]
@@ -71,14 +71,14 @@ class MultiplySmallMatrices(ir.passes.InPlacePass):
     1. MatMul, or FusedMatMul without a factor and without transposed batches, of float32 or float64;
     2. both operands have the same leading dimensions, of which at most one is unknown;
     3. the sizes of the matrices are known; two of them and their result have at most `largest` elements together, and
-       `most` products;
+       `most` products, half as many of float64;
     4. there are at least `least` matrices, where a dimension of unknown size counts as 16.
 
     A model of opset 12 or older does not change.
     """
 
     largest: int = 256
-    most: int = 256
+    most: int = 128
     least: int = 256
 
     @classmethod
@@ -96,7 +96,8 @@ class MultiplySmallMatrices(ir.passes.InPlacePass):
             if found is None or likely_count(found.batch) < self.least:
                 continue
             elements = sum(found.count(axes) for axes in (found.left, found.right, "ij"))
-            if elements > self.largest or found.count("ijk") > self.most:
+            words = words_of(node.inputs[0]) if node.inputs[0] is not None else 1
+            if elements * words > self.largest or found.count("ijk") * words > self.most:
                 continue
             if reshape_sizes(found.batch) is None:
                 refuse(self, node, "several sizes of its batch are not known")
@@ -116,6 +117,9 @@ class MultiplySmallMatrices(ir.passes.InPlacePass):
             assert operand is not None
             count = found.count(kept)
             value = nodes.transpose(nodes.reshape(operand, [-1, count], (matrices, count)), [1, 0])
+            # All rows, in order: ONNX Runtime's transpose optimizer moves no Transpose behind a Gather.
+            rows = new.shared_constant(f"rows_{count}", np.arange(count))
+            value = nodes.add("Gather", [value, rows], (count, matrices), axis=0)
             sizes = [found.sizes[axis] if axis in kept else 1 for axis in axes]
             return nodes.reshape(value, [*sizes, -1], (*sizes, matrices))
 
@@ -149,7 +153,13 @@ def _match(node: ir.Node) -> _Match | None:
     if a is None or b is None or a.shape is None or b.shape is None or a.dtype not in _DTYPES:
         return None
     batch, left, right = tuple(a.shape[:-2]), known_sizes(a.shape[-2:]), known_sizes(b.shape[-2:])
-    if not batch or left is None or right is None or not are_same_sizes(batch, tuple(b.shape[:-2])):
+    if (
+        not batch
+        or left is None
+        or right is None
+        or 0 in left + right
+        or not are_same_sizes(batch, tuple(b.shape[:-2]))
+    ):
         return None
     first, second = "ki" if flags[0] else "ik", "jk" if flags[1] else "kj"
     return _Match(batch, dict(zip(first + second, left + right, strict=True)), first, second)

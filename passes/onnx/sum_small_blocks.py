@@ -14,7 +14,7 @@ from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
-from ort_dynamo.passes.onnx.analysis.shapes import known_sizes, likely_count, reshape_sizes
+from ort_dynamo.passes.onnx.analysis.shapes import known_sizes, likely_count, reshape_sizes, words_of
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["SumSmallBlocks"]
@@ -39,7 +39,7 @@ class SumSmallBlocks(ir.passes.InPlacePass):
     The conditions are:
 
     1. the axes are constant and adjacent, and there are axes before and behind them;
-    2. the sizes of a block are known, and it has at most `largest` elements;
+    2. the sizes of a block are known, and it has at most `largest` elements, half as many of eight bytes;
     3. there are at least `least` blocks, where a dimension of unknown size counts as 16, and at most one is unknown.
 
     A model of opset 12 or older does not change.
@@ -69,7 +69,10 @@ class SumSmallBlocks(ir.passes.InPlacePass):
         x, axes = node.inputs[0], constant_of(node.inputs[1]) if len(node.inputs) == 2 else None
         if x is None or x.shape is None or x.dtype not in _DTYPES or not axes:
             return None
-        summed = sorted(axis % len(x.shape) for axis in axes)
+        rank = len(x.shape)
+        if any(axis not in range(-rank, rank) for axis in axes):
+            return None
+        summed = sorted(axis % rank for axis in axes)
         first, end = summed[0], summed[-1] + 1
         rows, columns = known_sizes(x.shape[first:end]), known_sizes(x.shape[end:])
         if (
@@ -79,7 +82,10 @@ class SumSmallBlocks(ir.passes.InPlacePass):
             or min(math.prod(rows), math.prod(columns)) < 2
         ):
             return None
-        if math.prod(rows) * math.prod(columns) > self.largest or likely_count(x.shape[:first]) < self.least:
+        if (
+            math.prod(rows) * math.prod(columns) * words_of(x) > self.largest
+            or likely_count(x.shape[:first]) < self.least
+        ):
             return None
         if reshape_sizes(x.shape[:first]) is None:
             refuse(self, node, "several sizes of its result are not known")

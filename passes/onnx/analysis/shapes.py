@@ -7,7 +7,16 @@ from collections.abc import Sequence, Set
 
 import onnx_ir as ir
 
-__all__ = ["RESHAPES", "are_same_sizes", "behind", "is_same_size", "known_sizes", "likely_count", "reshape_sizes"]
+__all__ = [
+    "RESHAPES",
+    "are_same_sizes",
+    "behind",
+    "is_same_size",
+    "known_sizes",
+    "likely_count",
+    "reshape_sizes",
+    "words_of",
+]
 
 _LIKELY = 16
 """The size that a dimension without a known one counts as."""
@@ -51,3 +60,8 @@ def reshape_sizes(dims: Sequence[int | ir.SymbolicDim]) -> list[int] | None:
     """Return the sizes by which a Reshape gives a shape, with -1 for an unknown one; None if several are unknown."""
     sizes = [dim if isinstance(dim, int) else -1 for dim in dims]
     return sizes if sizes.count(-1) <= 1 else None
+
+
+def words_of(value: ir.Value) -> int:
+    """Return how many times four bytes, at least one, an element of a value has; 1 for unknown dtypes."""
+    return 1 if value.dtype is None else max(1, int(value.dtype.itemsize) // 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -22,15 +23,18 @@ def test_a_matmul_of_small_matrices_becomes_products_and_sums_with_the_batch_las
         MultiplySmallMatrices(),
         f"{HEADER} g (float[512, 2, 3] a, float[512, 3, 4] b) => (float[512, 2, 4] y) {{ y = MatMul (a, b) }}",
         f"""{HEADER} g (float[512, 2, 3] a, float[512, 3, 4] b) => (float[512, 2, 4] y)
-        <int64[2] "shape_-1x6" = {{-1, 6}}, int64[4] "shape_2x3x1x-1" = {{2, 3, 1, -1}},
-         int64[2] "shape_-1x12" = {{-1, 12}}, int64[4] "shape_1x3x4x-1" = {{1, 3, 4, -1}}, int64[1] axes_1 = {{1}},
-         int64[2] "shape_8x-1" = {{8, -1}}, int64[3] shape_512x2x4 = {{512, 2, 4}}> {{
+        <int64[2] "shape_-1x6" = {{-1, 6}}, int64[6] rows_6 = {{0, 1, 2, 3, 4, 5}},
+         int64[4] "shape_2x3x1x-1" = {{2, 3, 1, -1}}, int64[2] "shape_-1x12" = {{-1, 12}},
+         int64[12] rows_12 = {{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}}, int64[4] "shape_1x3x4x-1" = {{1, 3, 4, -1}},
+         int64[1] axes_1 = {{1}}, int64[2] "shape_8x-1" = {{8, -1}}, int64[3] shape_512x2x4 = {{512, 2, 4}}> {{
             y_reshape = Reshape (a, "shape_-1x6")
             y_transpose = Transpose <perm: ints = [1, 0]> (y_reshape)
-            y_reshape_2 = Reshape (y_transpose, "shape_2x3x1x-1")
+            y_gather = Gather <axis: int = 0> (y_transpose, rows_6)
+            y_reshape_2 = Reshape (y_gather, "shape_2x3x1x-1")
             y_reshape_3 = Reshape (b, "shape_-1x12")
             y_transpose_2 = Transpose <perm: ints = [1, 0]> (y_reshape_3)
-            y_reshape_4 = Reshape (y_transpose_2, "shape_1x3x4x-1")
+            y_gather_2 = Gather <axis: int = 0> (y_transpose_2, rows_12)
+            y_reshape_4 = Reshape (y_gather_2, "shape_1x3x4x-1")
             y_mul = Mul (y_reshape_2, y_reshape_4)
             y_reducesum = ReduceSum <keepdims: int = 0> (y_mul, axes_1)
             y_reshape_5 = Reshape (y_reducesum, "shape_8x-1")
@@ -40,11 +44,33 @@ def test_a_matmul_of_small_matrices_becomes_products_and_sums_with_the_batch_las
     )
 
 
+@pytest.mark.parametrize("flags", range(4))
+@pytest.mark.parametrize("batch", ["4096", "N, 300"])
+def test_the_batch_stays_last_after_onnx_runtimes_optimizers(batch: str, flags: int, tmp_path: Path) -> None:
+    model = ir.from_onnx_text(
+        f"""{HEADER} g (float[{batch}, 3, 3] a, float[{batch}, 3, 3] b) => (float[{batch}, 3, 3] y) {{
+            y = com.microsoft.FusedMatMul <transA = {flags & 1}, transB = {flags >> 1}> (a, b)
+        }}"""
+    )
+    assert MultiplySmallMatrices()(model).modified
+    settings = onnxruntime().SessionOptions()
+    settings.optimized_model_filepath, settings.log_severity_level = str(tmp_path / "optimized.onnx"), 3
+    onnxruntime().InferenceSession(ir.to_proto(model).SerializeToString(), settings, ["CPUExecutionProvider"])
+    operators = [
+        node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node if node.op_type != "Reshape"
+    ]
+    first = ["Transpose", "Gather", "Transpose", "Gather", "Mul", "ReduceSum"]
+    assert operators[: len(first)] == first
+    assert set(operators[len(first) :]) == {"Transpose"}
+
+
 @pytest.mark.parametrize(
     ("inputs", "result", "call"),
     [
-        ("float[512, 16, 16] a, float[512, 16, 16] b", "512, 16, 16", "MatMul"),  # many products
+        ("float[512, 6, 6] a, float[512, 6, 6] b", "512, 6, 6", "MatMul"),  # many products
         ("float[512, 1, 128] a, float[512, 128, 1] b", "512, 1, 1", "MatMul"),  # few products of many elements
+        ("float[512, 3, 0] a, float[512, 0, 4] b", "512, 3, 4", "MatMul"),
+        ("float[512, 0, 3] a, float[512, 3, 4] b", "512, 0, 4", "MatMul"),
         ("float[100, 2, 3] a, float[100, 3, 2] b", "100, 2, 2", "MatMul"),  # few matrices
         ("float[512, 3] a, float[3, 3] b", "512, 3", "MatMul"),
         ("float[512, 3, 3] a, float[3, 3] b", "512, 3, 3", "MatMul"),

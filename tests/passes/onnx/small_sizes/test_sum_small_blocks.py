@@ -49,6 +49,7 @@ def test_a_sum_of_the_rows_of_small_blocks_reads_a_transposed_tensor() -> None:
         ("512, 3, N", "1", "512, N"),
         ("512, N, 3", "1", "512, 3"),
         ("0, 3, 4", "1", "0, 4"),
+        ("512, 3, 0", "1", "512, 0"),
     ],
 )
 def test_other_sums_stay(shape: str, axes: str, result: str) -> None:
@@ -75,6 +76,13 @@ def test_the_sum_of_rows_survives_onnx_runtimes_optimizers(text: str, tmp_path: 
         node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node if node.op_type != "Reshape"
     ]
     assert operators in (["Transpose", kind, "Transpose"] for kind in ("ReduceMean", "ReduceSum"))
+
+
+def test_an_axis_that_no_runtime_takes_stays() -> None:
+    text = (
+        f"{HEADER} g (float[512, 3, 4] x) => (float[a, b, c] y) <int64[1] axes = {{4}}> {{ y = ReduceSum (x, axes) }}"
+    )
+    assert not SumSmallBlocks().call(ir.from_onnx_text(text)).modified
 
 
 def test_axes_that_are_an_input_may_change() -> None:

@@ -315,7 +315,7 @@ def onnx_passes(options: PassOptions, target: Target, threads: int) -> tuple[ir.
     Args:
         options: which of them.
         target: the target of the session.
-        threads: how many it has.
+        threads: the number of threads for choices between forms.
     """
     casts = PropagateCasts(
         strategy=options.propagate_cast_ops_strategy,

@@ -50,7 +50,7 @@ def graph_target(device: torch.device, options: Options) -> Target:
 
 
 def placement_threads(options: Options) -> int:
-    """Give the number of threads for the choice between torch and a session.
+    """Give the number of threads for choices between torch and a session, and between forms in a session.
 
     Ranks of a process group that compile the same graph have to place its nodes alike, and their machines may differ.
     So the first rank that asks decides for all, until the group ends.

@@ -47,7 +47,7 @@ class Compilation:
     Args:
         options: all options.
         device: the device of its sessions.
-        threads: the number of threads for the choice between torch and a session.
+        threads: the number of threads for choices between torch and a session, and between forms in a session.
         listeners: the listeners to all stages.
         label: the label for each RunWatch when one of the graphs runs; it may still grow.
         role: the role of a graph without gradients: "inference", or "training" for a whole step.
@@ -119,7 +119,7 @@ class Compilation:
         self.listeners.begun(graph)
         mark_nodes(gm)
         graph.functions = outside_functions(self.options.passes.extra_passes)
-        graph.spec = build_spec(self.options, self.target, self.device, role)
+        graph.spec = build_spec(self.options, self.target, self.device, role, self.threads)
         probe = LoweringProbe.of(self.target, counted_from_storage(gm.graph))
         while not self.open(graph, probe):
             stage("leaving an island that ONNX Runtime refuses to torch")
@@ -163,11 +163,21 @@ class Compilation:
         )
 
 
-def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:
-    """Give all that decides how islands are built; torch's present settings fill in options that are left open."""
+def build_spec(
+    options: Options, target: Target, device: torch.device, role: str, threads: int | None = None
+) -> BuildSpec:
+    """Give all that decides how islands are built; torch's present settings fill in options that are left open.
+
+    Args:
+        options: all options.
+        target: the target of the sessions.
+        device: their device.
+        role: the role of the graph.
+        threads: the number of threads for choices between forms, which all ranks share; None for that of the sessions.
+    """
     session = options.session.resolved(on_cuda=target.facts.computes_on_streams)
     return BuildSpec(
-        passes=onnx_passes(options.passes, target, session.intra_op_num_threads),
+        passes=onnx_passes(options.passes, target, threads or session.intra_op_num_threads),
         session=session,
         dump=options.dump,
         target=target,

@@ -3,7 +3,8 @@
 torch registers Python decompositions of its resizing operators at the Autograd key. A backend would get four or sixteen
 gathers and, in the backward, as many scatters that add. A whole resize and its gradient are a matmul with a small
 matrix per axis. A whole shrink is two to four operators without a Where, which is slow in CPU sessions. Integers keep
-torch's decomposition. So do symbolic sizes, for which torch has no shape functions of these operators.
+torch's decomposition. So do symbolic sizes, for which torch has no shape functions of these operators, and calls
+within transforms of torch.func, which need the Python kernels.
 
 The decompositions are in tables of the process, and other threads may trace at the same time. So the import of this
 module replaces each one by a kernel. It does the same as the decomposition, unless its thread is inside
@@ -25,6 +26,7 @@ from ort_dynamo.torch_internals.kernels.decompositions import resized_lengths
 from ort_dynamo.torch_internals.kernels.dispatcher import replace_traced_kernels, without_python_kernels
 from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_absent
 from ort_dynamo.torch_internals.sizes.symbols import has_symbolic_sizes
+from ort_dynamo.torch_internals.tracing.wrappers import transform_level
 
 __all__ = ["whole_resizes"]
 
@@ -96,7 +98,7 @@ def _default(overload: OpOverload, keeps: Callable[..., bool], original: _Kernel
     def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
         if _thread.inside is overload:
             return NotImplemented  # a mode has asked for a decomposition, and is told so that there is none
-        if not _whole.is_on or kwargs or not keeps(*args[:2]):
+        if not _whole.is_on or kwargs or transform_level() is not None or not keeps(*args[:2]):
             return original(*args, **kwargs)
         before, _thread.inside = _thread.inside, overload
         try:

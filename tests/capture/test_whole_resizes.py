@@ -185,3 +185,22 @@ def test_a_shrink_of_sizes_that_a_guard_made_known_is_decomposed() -> None:
     results[0].sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad, (x.detach().abs() > 0.5).float())
+
+
+TRANSFORMED = {
+    "grad of a resize": lambda x: torch.func.grad(lambda v: F.interpolate(v, scale_factor=2).sin().sum())(x),
+    "vjp of a resize": lambda x: torch.func.vjp(lambda v: F.interpolate(v, size=(5, 5), mode="bilinear"), x)[1](
+        torch.ones(2, 3, 5, 5)
+    )[0],
+    "jvp of a resize": lambda x: torch.func.jvp(lambda v: F.interpolate(v, size=(5, 5), mode="bilinear"), (x,), (x,)),
+    "vmap of a resize": lambda x: torch.func.vmap(lambda v: F.interpolate(v[None], scale_factor=2))(x),
+    "grad of a shrink": lambda x: torch.func.grad(lambda v: F.softshrink(v).sin().sum())(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.filterwarnings("ignore")
+def test_transforms_within_the_graph_equal_eager(name):
+    x = torch.randn(2, 3, 8, 8)
+    found = torch.compile(TRANSFORMED[name], backend="ort_train")(x)
+    torch.testing.assert_close(found, TRANSFORMED[name](x))

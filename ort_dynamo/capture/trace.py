@@ -18,7 +18,7 @@ from ort_dynamo.capture.margin_losses import margin_losses
 from ort_dynamo.capture.random_numbers import in_full_precision
 from ort_dynamo.capture.recurrent_layers import recurrent_layers
 from ort_dynamo.capture.whole_resizes import whole_resizes
-from ort_dynamo.graph.marks import WRITTEN_BACK
+from ort_dynamo.graph.marks import RETURNED_VIEWS, WRITTEN_BACK
 from ort_dynamo.program.progress import stage
 from ort_dynamo.torch_internals.aot import backward_at_once, metadata
 from ort_dynamo.torch_internals.aot_cache import serializable, tagged
@@ -68,6 +68,8 @@ def trace(
     def compile_forward(half: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         _hide_mutations()
         half.meta[WRITTEN_BACK] = _written_back(half)
+        # autograd refuses writes to a view that a function with a gradient makes. AOTAutograd makes eager's outside.
+        half.meta[RETURNED_VIEWS] = half.meta.get(RETURNED_VIEWS, frozenset()) - _with_gradient()
         return forward(half, _seen())
 
     def compile_backward(half: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -118,6 +120,14 @@ def _seen() -> slice:
         return slice(None)
     tokens = len(known.tokens)
     return slice(tokens + known.num_mutated_inp_runtime_indices, tokens + known.num_forward_returns)
+
+
+def _with_gradient() -> frozenset[int]:
+    """Find the outputs of a forward that the program sees with a gradient."""
+    known = metadata()
+    if known is None:
+        return frozenset()
+    return frozenset(_seen().start + index for index, one in enumerate(known.output_info) if one.requires_grad)
 
 
 def _written_back(forward: GraphModule) -> dict[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -134,3 +135,20 @@ def test_results_can_be_written_to_as_eagers(function: Callable[..., Tensor], pl
     with torch.no_grad():
         result, expected = compiled(x, weight), function(x, weight)
     assert result._is_view() == expected._is_view()
+
+
+@pytest.mark.parametrize("options", [{}, {"placement": "onnxruntime"}], ids=str)
+@pytest.mark.parametrize("name", ["log_sigmoid", "pow", "float_power"])
+def test_a_view_of_a_result_whose_layout_fake_tensors_do_not_know_can_be_written_to(
+    name: str, options: dict[str, str]
+) -> None:
+    calls = {"log_sigmoid": F.logsigmoid, "pow": partial(torch.pow, 2.0)}
+    call = calls.get(name, partial(torch.float_power, 2.0))
+
+    def flat(x: Tensor) -> Tensor:
+        return call(x).flatten(1)  # a copy by the fake tensor's strides, and a view
+
+    images = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
+    runs = flat, torch.compile(flat, backend="ort_train", options=options)
+    expected, found = (run(images.clone().requires_grad_()).add_(1) for run in runs)
+    torch.testing.assert_close(found, expected)

@@ -63,8 +63,8 @@ class MultiplySmallMatrices(ir.passes.InPlacePass):
     """Rewrite a matmul of two batches of small matrices as products of elements and their sums.
 
     Rotations and covariances of many points are such matrices. ONNX Runtime's CPU kernel takes 150 to 200 ns for each.
-    With the batch as the last dimension, Mul and ReduceSum take 4 ns for a matmul of 2 × 2 matrices, 18 for 3 × 3 and
-    71 for 6 × 6, with the Transposes before and after (1.31.1, one thread, AMD EPYC).
+    With the batch as the last dimension, Mul and ReduceSum take 8 ns for a matmul of 2 × 2 matrices, 17 for 3 × 3, 33
+    for 4 × 4 and 110 for 5 × 5, with the Transposes before and after (20 000 matrices, 1.31.1, one thread, AMD EPYC).
 
     Each element is the sum of its products, each of which is rounded. The conditions are:
 

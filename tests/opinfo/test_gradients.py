@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,11 @@ IN_TORCH = {
 }
 """Operator -> the reason why torch runs all nodes of its sample."""
 
+CHOSEN = frozenset({"linalg.solve_triangular"})
+"""Operators that torch runs by choice in any dtype; the others that it runs by choice are float32's."""
+
+PLACED: Mapping[str, Any] = {"backend": "ort_train", "dynamic": False, "options": {"placement": "onnxruntime"}}
+
 EXCLUDED = {
     "aten._fused_rms_norm.default": "CUDA's; test_gradients_of_an_operator_of_cuda has it",
     "aten._fused_rms_norm_backward.default": "as its forward",
@@ -103,7 +108,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
         with pytest.raises(Exception, match=r"Jacobian mismatch|Sparse output"):
             check_gradients(case, lambda function: function)
         pytest.skip(NOT_CHECKED[name])
-    in_sessions = check_gradients(case)
+    in_sessions = check_gradients(case, partial(torch.compile, **PLACED) if name in CHOSEN else None)
     assert bool(in_sessions) == (name not in IN_TORCH)
     _assert_checked({f"aten.{one}" for one in CHECKED_BY.get(name, "").split()}, in_sessions)
 

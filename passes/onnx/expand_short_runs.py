@@ -11,6 +11,7 @@ from ort_dynamo.passes.onnx.analysis.new_nodes import NewNodes
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
+from ort_dynamo.passes.onnx.analysis.replacing import insert_nodes
 from ort_dynamo.passes.onnx.analysis.shapes import are_same_sizes, is_same_size, likely_count, words_of
 from ort_dynamo.passes.ordering import Condition, ordering
 
@@ -139,7 +140,7 @@ class ExpandShortRuns(ir.passes.InPlacePass):
             return new.shared_constant(f"{operand.name}_of_rank_{rank}", constant.numpy().reshape([1] * rank))
         nodes = NewNodes(new, operand)
         value = nodes.reshape(operand, [1] * rank, [1] * rank)
-        nodes.insert_before(node, self)
+        insert_nodes(node, nodes.tape, self)
         return value
 
     def _expanded(self, new: NewValues, node: ir.Node, operand: ir.Value, plan: _Plan) -> ir.Value:
@@ -159,7 +160,7 @@ class ExpandShortRuns(ir.passes.InPlacePass):
             same = len(padded) - len(plan.outer)
             sizes = [size if dim == 1 else dim for dim, size in zip(padded[same:], plan.outer, strict=True)]
             value = nodes.expand(value, plan.outer, (*padded[:same], *sizes))
-        nodes.insert_before(node, self)
+        insert_nodes(node, nodes.tape, self)
         return value
 
 

@@ -13,7 +13,14 @@ from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
-from ort_dynamo.passes.onnx.analysis.shapes import are_same_sizes, known_sizes, likely_count, reshape_sizes, words_of
+from ort_dynamo.passes.onnx.analysis.shapes import (
+    are_same_sizes,
+    known_sizes,
+    likely_count,
+    reshape_sizes,
+    size_of,
+    words_of,
+)
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["MultiplySmallMatrices"]
@@ -96,7 +103,7 @@ class MultiplySmallMatrices(ir.passes.InPlacePass):
             if found is None or likely_count(found.batch) < self.least:
                 continue
             elements = sum(found.count(axes) for axes in (found.left, found.right, "ij"))
-            words = words_of(node.inputs[0]) if node.inputs[0] is not None else 1
+            words = words_of(node.inputs[0])
             if elements * words > self.largest or found.count("ijk") * words > self.most:
                 continue
             if reshape_sizes(found.batch) is None:
@@ -109,9 +116,7 @@ class MultiplySmallMatrices(ir.passes.InPlacePass):
     def _rewrite(self, new: NewValues, node: ir.Node, found: _Match) -> None:
         old, batch = node.outputs[0], reshape_sizes(found.batch)
         assert batch is not None
-        known = known_sizes(found.batch)
-        matrices = ir.SymbolicDim(None) if known is None else math.prod(known)
-        nodes, axes = NewNodes(new, old), found.axes
+        matrices, nodes, axes = size_of(found.batch), NewNodes(new, old), found.axes
 
         def batch_last(operand: ir.Value | None, kept: str) -> ir.Value:
             assert operand is not None

@@ -14,7 +14,7 @@ from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.passes.onnx.analysis.opsets import is_older
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
-from ort_dynamo.passes.onnx.analysis.shapes import known_sizes, likely_count, reshape_sizes, words_of
+from ort_dynamo.passes.onnx.analysis.shapes import known_sizes, likely_count, reshape_sizes, size_of, words_of
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["SumSmallBlocks"]
@@ -102,9 +102,7 @@ class SumSmallBlocks(ir.passes.InPlacePass):
         assert rows is not None
         assert tail is not None
         block = math.prod(rows), math.prod(tail)
-        known = known_sizes(lead)
-        blocks = ir.SymbolicDim(None) if known is None else math.prod(known)
-        columns = ir.SymbolicDim(None) if known is None else math.prod(known) * block[1]
+        blocks, columns = size_of(lead), size_of((*lead, *tail))
         kept = [1] * len(rows) if node.attributes.get_int("keepdims", 1) else []
         nodes = NewNodes(new, old)
         transposed = nodes.transpose(nodes.reshape(x, [-1, *block], (blocks, *block)), [2, 0, 1])

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.onnx.analysis.new_values import NewValues
 from ort_dynamo.targets.target import OPSET
 
-__all__ = ["Dims", "NewNodes"]
+__all__ = ["NewNodes"]
 
-Dims = Sequence[int | ir.SymbolicDim]
+_Dims = Sequence[int | ir.SymbolicDim]
 
 
 class NewNodes:
@@ -31,20 +30,22 @@ class NewNodes:
         self._like = like
         self.tape = ir.tape.Tape()
 
-    def add(self, operator: str, inputs: Sequence[ir.Value], dims: Dims, **attributes: int | Sequence[int]) -> ir.Value:
+    def add(
+        self, operator: str, inputs: Sequence[ir.Value], dims: _Dims, **attributes: int | Sequence[int]
+    ) -> ir.Value:
         """Return the result, of the shape `dims`, of a new node."""
         value = self.tape.op(operator, inputs, attributes, version=OPSET)
         value.name = self._new.name(f"{self._like.name}_{operator.lower()}")
         value.type, value.shape = self._like.type, ir.Shape(dims)
         return value
 
-    def reshape(self, value: ir.Value, shape: Sequence[int], dims: Dims) -> ir.Value:
+    def reshape(self, value: ir.Value, shape: Sequence[int], dims: _Dims) -> ir.Value:
         """Return a value of the shape `dims`, for which a Reshape needs `shape`; itself if it has it."""
         if value.shape is not None and tuple(value.shape) == tuple(dims):
             return value
         return self.add("Reshape", [value, self._new.shape(shape)], dims)
 
-    def expand(self, value: ir.Value, shape: Sequence[int], dims: Dims) -> ir.Value:
+    def expand(self, value: ir.Value, shape: Sequence[int], dims: _Dims) -> ir.Value:
         """Return a value expanded to the shape `dims`, for which an Expand needs `shape`."""
         return self.add("Expand", [value, self._new.shape(shape)], dims)
 
@@ -52,10 +53,3 @@ class NewNodes:
         """Return a value, whose shape is known, with its dimensions in another order."""
         assert value.shape is not None
         return self.add("Transpose", [value], [value.shape[axis] for axis in perm], perm=perm)
-
-    def insert_before(self, node: ir.Node, by: ir.passes.InPlacePass) -> None:
-        """Insert the nodes, which a pass has made, before another one."""
-        assert node.graph is not None
-        for made in self.tape.nodes:
-            made.metadata_props[PASS] = repr(by)
-        node.graph.insert_before(node, self.tape.nodes)

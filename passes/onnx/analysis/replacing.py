@@ -6,7 +6,15 @@ import onnx_ir as ir
 
 from ort_dynamo.graph.marks import PASS
 
-__all__ = ["replace_node", "replace_outputs"]
+__all__ = ["insert_nodes", "replace_node", "replace_outputs"]
+
+
+def insert_nodes(node: ir.Node, tape: ir.tape.Tape, by: ir.passes.InPlacePass) -> None:
+    """Insert the nodes on `tape`, marked with the pass that made them, before a node of a graph."""
+    assert node.graph is not None
+    for made in tape.nodes:
+        made.metadata_props[PASS] = repr(by)
+    node.graph.insert_before(node, tape.nodes)
 
 
 def replace_node(node: ir.Node, tape: ir.tape.Tape, result: ir.Value, by: ir.passes.InPlacePass) -> None:
@@ -20,9 +28,7 @@ def replace_node(node: ir.Node, tape: ir.tape.Tape, result: ir.Value, by: ir.pas
     """
     graph, old = node.graph, node.outputs[0]
     assert graph is not None
-    for made in tape.nodes:
-        made.metadata_props[PASS] = repr(by)
-    graph.insert_before(node, tape.nodes)
+    insert_nodes(node, tape, by)
     result.name, result.type, result.shape = old.name, old.type, old.shape
     ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
     graph.remove(node, safe=True)

@@ -15,6 +15,7 @@ __all__ = [
     "known_sizes",
     "likely_count",
     "reshape_sizes",
+    "size_of",
     "words_of",
 ]
 
@@ -62,6 +63,12 @@ def reshape_sizes(dims: Sequence[int | ir.SymbolicDim]) -> list[int] | None:
     return sizes if sizes.count(-1) <= 1 else None
 
 
-def words_of(value: ir.Value) -> int:
+def size_of(dims: Sequence[int | ir.SymbolicDim]) -> int | ir.SymbolicDim:
+    """Return the size of dimensions that become one; a symbol without a name if one is unknown."""
+    sizes = known_sizes(dims)
+    return ir.SymbolicDim(None) if sizes is None else math.prod(sizes)
+
+
+def words_of(value: ir.Value | None) -> int:
     """Return how many times four bytes, at least one, an element of a value has; 1 for unknown dtypes."""
-    return 1 if value.dtype is None else max(1, int(value.dtype.itemsize) // 4)
+    return 1 if value is None or value.dtype is None else max(1, int(value.dtype.itemsize) // 4)
